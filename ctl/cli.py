@@ -1,0 +1,223 @@
+"""The command group: finds commands by their files, and turns errors into exit codes.
+
+Commands are imported when they are called, because login nodes make every import slow and
+`ctl status` is called from scripts in a loop. To add a command, add `ctl/commands/<verb>.py` with
+one click command in it; nothing here changes. A command returns its exit code (None is 0) and
+raises FleetError for what a user can understand; all else ends in `main`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+import signal
+import sys
+import textwrap
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from ctl.session import Session
+from fsworker.errors import FleetError
+
+log = logging.getLogger(__name__)
+
+COMMANDS = os.path.join(os.path.dirname(__file__), "commands")
+INTERRUPTED, BROKEN_PIPE = 130, 141
+_SUMMARY = re.compile(r'@click\.command.*?\ndef .*?"""(.*?)(?:\n\s*\n|""")', re.DOTALL)
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are the files of `ctl/commands`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands, without importing one."""
+        return sorted(
+            name[:-3].replace("_", "-")
+            for name in os.listdir(COMMANDS)
+            if name.endswith(".py") and not name.startswith("_")
+        )
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the one command that was named."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = importlib.import_module("ctl.commands." + cmd_name.replace("-", "_"))
+        command = next(v for v in vars(module).values() if isinstance(v, click.Command))
+        command.name = cmd_name
+        _add_common(command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or name the ones that are near."""
+        import difflib  # lazily: only a typing error needs it
+
+        if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+            hint = f"did you mean {near[0]}?" if near else "see ctl --help"
+            raise click.UsageError(f"there is no command {args[0]!r}: {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with the first sentence of their help, read from their source."""
+        rows = [(name, _summary(name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _summary(name: str) -> str:
+    with open(os.path.join(COMMANDS, name.replace("-", "_") + ".py"), encoding="utf-8") as file:
+        found = _SUMMARY.search(file.read())
+    text = " ".join(textwrap.dedent(found[1]).split()) if found else ""
+    return text.split(". ")[0].rstrip(".")
+
+
+def _add_common(command: click.Command) -> None:
+    """Give a command the options that are valid before it, so that their place is free."""
+    taken = {flag for p in command.params for flag in p.opts}
+    for option in _common_options():
+        if not taken.intersection(option.opts):
+            command.params.append(option)
+
+
+def _common_options() -> list[click.Option]:
+    def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value:
+            setattr(ctx.find_object(Session), param.name or "", value)
+
+    return [
+        click.Option(
+            ["--config", "config_path"],
+            metavar="FILE",
+            expose_value=False,
+            callback=keep,
+            help="Read this fleet.toml.",
+        ),
+        click.Option(
+            ["--debug"],
+            is_flag=True,
+            expose_value=False,
+            callback=keep,
+            help="Log everything, and show tracebacks.",
+        ),
+    ]
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib import metadata  # lazily: slow, and only --version asks
+
+    try:
+        click.echo(f"shardfleet {metadata.version('shardfleet')}")
+    except metadata.PackageNotFoundError:
+        click.echo("shardfleet, from a checkout that is not installed")
+    ctx.exit(0)
+
+
+@click.group(
+    cls=LazyGroup,
+    params=_common_options(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_version,
+    help="Show the version.",
+)
+def cli() -> None:
+    """Run a fleet of workers on hosts that share only a filesystem and SSH.
+
+    \b
+    Exit codes: 0 ok; 1 failed or degraded; 2 wrong input; 3 not running; 4 unknown;
+    5 refused; 6 timed out; 7 storage; 8 damaged or other version; 9 no workers;
+    10 busy; 130 interrupted.
+
+    \b
+    Completion: eval "$(_CTL_COMPLETE=bash_source ctl)"    (or zsh_source, fish_source)
+    """
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line; the exit code."""
+    args = sys.argv[1:] if argv is None else argv
+    own = args[: args.index("--")] if "--" in args else args
+    session = Session(json="--json" in own, debug="--debug" in own)
+    _configure_logging(session.debug)
+    _catch_signals()
+    try:
+        result = cli.main(args, prog_name="ctl", standalone_mode=False, obj=session)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
+        return 2
+    except BrokenPipeError:
+        # The reader of our output left; a second error at interpreter exit would be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except (Exception, KeyboardInterrupt) as error:
+        return _report(error, session)
+
+
+def _report(error: BaseException, session: Session) -> int:
+    """Tell the user what went wrong; the exit code that says the same to scripts."""
+    if session.debug:
+        import traceback  # lazily: only --debug shows them
+
+        traceback.print_exception(error, file=sys.stderr)
+    sentence, code = _explain(error)
+    if session.json:
+        from ctl import render
+
+        fields = {k: getattr(error, k, None) for k in ("path", "host", "action")}
+        render.error(sentence, code, type(error).__name__, fields)
+    else:
+        print(f"ctl: {sentence}", file=sys.stderr)
+    return code
+
+
+def _explain(error: BaseException) -> tuple[str, int]:
+    if isinstance(error, FleetError):
+        return str(error), error.exit_code
+    if isinstance(error, click.Abort):
+        return "interrupted", INTERRUPTED
+    if isinstance(error, click.ClickException):
+        return " ".join(error.format_message().split()), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        number = error.args[0] if error.args and isinstance(error.args[0], int) else signal.SIGINT
+        return "interrupted", 128 + number
+    text = " ".join(str(error).split()) or "no further detail"
+    return f"unexpected {type(error).__name__}: {text} (run again with --debug for the place)", 1
+
+
+def _configure_logging(debug: bool) -> None:
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    # It reports each failed connection at ERROR with a traceback; our launchers say it once.
+    logging.getLogger("paramiko").setLevel(logging.DEBUG if debug else logging.CRITICAL)
+
+
+def _catch_signals() -> None:
+    """Make TERM and a lost terminal end a verb the way Ctrl-C does: with what it began undone."""
+
+    def raise_interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        try:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, raise_interrupt)
+        except ValueError:  # not the main thread: a test or a program that embeds us
+            return

@@ -1,0 +1,49 @@
+"""What every command of one `ctl` call shares: its settings, its hosts, the run that it means.
+
+Loaded when first asked for, so that a command pays only for what it uses.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+
+from ctl.config import Config, load
+from ctl.hosts import Allowed, allowed_hosts
+
+
+@dataclass
+class Session:
+    """One call of `ctl`; click hands it to commands as `ctx.obj`."""
+
+    json: bool = False
+    debug: bool = False
+    config_path: str | None = None
+
+    @cached_property
+    def config(self) -> Config:
+        """The settings; what the user should know about them goes to stderr once."""
+        config = load(self.config_path)
+        for sentence in config.notes:
+            self.note(sentence)
+        return config
+
+    @cached_property
+    def allowed(self) -> Allowed:
+        """The hosts that may be contacted."""
+        config = self.config
+        return allowed_hosts(
+            config.get("hosts"),
+            config.source("hosts"),
+            config.get("hosts_file"),
+            config.source("hosts_file"),
+        )
+
+    def note(self, sentence: str) -> None:
+        """Tell the user something that is not an error; never on stdout, which scripts read."""
+        print(f"note: {sentence}", file=sys.stderr, flush=True)
+
+    def say(self, sentence: str) -> None:
+        """One line of output for people and scripts; on stderr when stdout carries `--json`."""
+        print(sentence, file=sys.stderr if self.json else sys.stdout, flush=True)
