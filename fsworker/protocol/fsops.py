@@ -129,7 +129,7 @@ class Store:
         except FileExistsError:
             return False
         if self.group_writable:
-            os.chmod(path, 0o2770)
+            os.chmod(path, 0o2770)  # noqa: S103 - shared with a named group, on request
         return True
 
     def rmdir(self, rel: str) -> None:
