@@ -1,0 +1,1 @@
+"""Merging of checkpoints into one global model; see `fedavg --help`."""
