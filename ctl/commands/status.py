@@ -1,0 +1,105 @@
+"""`ctl status`: is it running? Answered from the root alone, with an exit code that says so."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from ctl import render, roots, statusview, units
+from ctl.params import DURATION, json_option, root_option
+from ctl.session import Session
+
+
+@click.command()
+@root_option
+@click.option(
+    "--heartbeat-stale",
+    type=DURATION,
+    help="Age at which a heartbeat is stale [default: the run's].",
+)
+@json_option
+@click.pass_obj
+def command(
+    session: Session, root: str | None, heartbeat_stale: float | None, as_json: bool
+) -> int:
+    """Show the state of a run.
+
+    Contacts no host. Exit code: 0 running, 1 degraded, 3 not running, 4 unknown.
+    """
+    run = roots.open_run(*roots.find_root(root, session.config))
+    stale = heartbeat_stale or (run.meta.heartbeat_stale if run.meta else 15.0)
+    look = statusview.look(run, stale)
+    code = statusview.EXIT_CODES[look.state]
+    if as_json:
+        render.document(_document(run, look, code))
+    elif render.on_terminal():
+        _table(run, look)
+    else:
+        _lines(run, look)
+    return code
+
+
+def meta_fields(run: roots.Run) -> dict[str, Any]:
+    """A run's meta as scripts know it."""
+    return dataclasses.asdict(run.meta or run.manifest)
+
+
+def _document(run: roots.Run, look: statusview.Look, code: int) -> dict[str, Any]:
+    return {
+        "root": run.root,
+        "run_id": run.manifest.run_id,
+        "state": look.state,
+        "exit_code": code,
+        "hosts": [host.fields() for host in look.hosts],
+        "shards": look.backlog.rows(run.manifest.shard_count),
+        "totals": look.totals(),
+        "unknown_status_files": look.strangers,
+        "meta": meta_fields(run),
+    }
+
+
+def _lines(run: roots.Run, look: statusview.Look) -> None:
+    render.line({"meta": {"root": run.root, **meta_fields(run)}})
+    for host in look.hosts:
+        render.line(host.fields())
+    shards = look.backlog.rows(run.manifest.shard_count)
+    render.line({"state": look.state, "totals": look.totals(), "shards": shards})
+
+
+def _table(run: roots.Run, look: statusview.Look) -> None:
+    total = look.totals()
+    print(f"run {run.manifest.run_id} at {run.root} ({run.source}): {look.state}")
+    rows = [_row(host) for host in look.hosts]
+    render.table(
+        ("host", "state", "reason", "age", "shard", "slots", "done", "failed", "skew", "note"), rows
+    )
+    print(
+        f"{total['ok']} of {total['hosts']} ok; {total['pending']} batches pending, "
+        f"{total['claimed']} claimed; {total['done']} tasks done, {total['failed']} failed"
+    )
+    for shard in look.backlog.rows(run.manifest.shard_count):
+        if shard["pending"] or shard["claimed"]:
+            print(
+                f"  shard {shard['shard']}: {shard['pending']} pending, {shard['claimed']} claimed"
+            )
+    for name in look.strangers:
+        print(f"  status/{name} belongs to no host of this run")
+
+
+def _row(host: statusview.HostStatus) -> tuple[object, ...]:
+    beat = host.beat
+    skewed = host.skew is not None and abs(host.skew) >= 5
+    return (
+        host.host,
+        host.state,
+        host.reason,
+        units.human(host.age),
+        host.shard,
+        f"{beat.slots_busy}/{beat.slots_total}" if beat else "-",
+        beat.done if beat else "-",
+        beat.failed if beat else "-",
+        f"{host.skew:+.0f}s" if skewed else "-",
+        host.words,
+    )
