@@ -1,0 +1,293 @@
+"""The interface of every launcher, and all of it that is not transport.
+
+A launcher starts, probes and stops the worker of one host. How a host is reached differs; what is
+said to it does not, or else each new launcher would bring its own quoting, its own time-outs and
+its own idea of what a refusal looks like. So a launcher is `run_script` and little more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any, ClassVar, Protocol, Self
+
+from ctl.launchers import script
+from ctl.launchers.errors import LaunchError, no_reply
+from fsworker.errors import Refused
+from fsworker.protocol.records.run import HostIdentity
+
+log = logging.getLogger(__name__)
+
+START, PROBE, STOP = "start", "probe", "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """What a host is asked to start. `wait` is how long it watches its own start, in seconds."""
+
+    root: str
+    launch: int
+    shard: int
+    concurrency: int = 48
+    respawn: bool = True
+    python: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    log_level: str = "INFO"
+    wait: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A worker that runs. `adopted`: an earlier try of this same launch had started it."""
+
+    wrap_pid: int | None
+    worker_pid: int | None
+    warnings: tuple[str, ...] = ()
+    adopted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """A process as its host sees it: alive, dead, zombie, stuck (state D), or other."""
+
+    pid: int | None
+    state: str
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a host says about the processes of its launch; `strays` are pids without a parent."""
+
+    boot_id: str
+    wrapper: ProcessState
+    worker: ProcessState
+    strays: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What a stop achieved; `left` are the processes that did not end."""
+
+    was_running: bool
+    left: tuple[ProcessState, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Upper bounds in seconds.
+
+    `connect` bounds everything before the command; a stop may take its grace and `stop_extra`;
+    for `retry` a failure that tends to pass is tried again.
+    """
+
+    connect: float = 20.0
+    start: float = 60.0
+    command: float = 120.0
+    stop_extra: float = 30.0
+    retry: float = 40.0
+
+
+class Launcher(Protocol):
+    """What the controller needs. `verbs` names the ones of start, probe, stop that are there."""
+
+    name: ClassVar[str]
+    verbs: frozenset[str]
+
+    def start(self, host: str, request: LaunchRequest) -> Started:
+        """Start the host's worker; returns once it runs."""
+
+    def probe(self, host: str, root: str, identity: HostIdentity | None = None) -> Probe:
+        """Ask which of the host's processes are there; with `identity` about exactly those."""
+
+    def stop(
+        self, host: str, root: str, launch: int, *, grace: float, kill_after: float | None = None
+    ) -> Stopped:
+        """End launch `launch` and those before; never by KILL unless `kill_after` is given."""
+
+    def close(self) -> None:
+        """Let go of every connection."""
+
+
+Sink = Callable[[bytes], bool]
+"""Takes what the host prints; true once the rest does not matter."""
+
+
+class ScriptLauncher:
+    """A launcher over anything that can run a shell script on a host.
+
+    Safe to use from many threads at once.
+    """
+
+    name: ClassVar[str]
+    verbs: frozenset[str] = frozenset({START, PROBE, STOP})
+
+    def __init__(
+        self,
+        *,
+        python: str,
+        pythonpath: tuple[str, ...] = (),
+        setup: tuple[str, ...] = (),
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self.python = python
+        self.pythonpath = pythonpath
+        self.setup = setup
+        self.timeouts = timeouts or Timeouts()
+        self._closing = threading.Event()
+
+    def run_script(self, host: str, body: bytes, sink: Sink, timeout: float) -> int | None:
+        """Run `/bin/sh -s` on `host` with `body` as its input, at most `timeout` seconds.
+
+        All that it prints goes to `sink`. Returns the exit status, or None when there is none,
+        which is normal once the sink has had enough. Raises LaunchError.
+        """
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of every connection; a call that waits to try again gives up."""
+        self._closing.set()
+
+    def start(self, host: str, request: LaunchRequest) -> Started:
+        """Start the host's worker; returns once it runs."""
+        asked = {**asdict(request), "python": request.python or self.python}
+        reply = self._ask(host, START, asked, self.timeouts.start)
+        # A first try may have taken effect although its answer was lost. The launch number is
+        # new for every start, so the same number is the same start.
+        again = reply.get("code") == "already_running" and reply.get("launch") == request.launch
+        if not reply["ok"] and not again:
+            raise _refusal(host, START, reply)
+        return Started(
+            _pid(reply.get("wrap_pid")),
+            _pid(reply.get("worker_pid")),
+            _sentences(reply.get("warnings")),
+            adopted=again,
+        )
+
+    def probe(self, host: str, root: str, identity: HostIdentity | None = None) -> Probe:
+        """Ask which of the host's processes are there; with `identity` about exactly those."""
+        known = json.loads(identity.to_json()) if identity else None
+        reply = self._ask(host, PROBE, {"root": root, "identity": known}, self.timeouts.command)
+        if not reply["ok"]:
+            raise _refusal(host, PROBE, reply)
+        return Probe(
+            str(reply.get("boot_id", "")),
+            _state(reply.get("wrapper")),
+            _state(reply.get("worker")),
+            tuple(p for p in map(_pid, reply.get("strays") or ()) if p),
+            _sentences(reply.get("warnings")),
+        )
+
+    def stop(
+        self, host: str, root: str, launch: int, *, grace: float, kill_after: float | None = None
+    ) -> Stopped:
+        """End launch `launch` and those before; never by KILL unless `kill_after` is given."""
+        asked = {"root": root, "launch": launch, "grace": grace, "kill_after": kill_after}
+        reply = self._ask(host, STOP, asked, grace + self.timeouts.stop_extra)
+        if not reply["ok"]:
+            raise _refusal(host, STOP, reply)
+        left = tuple(_state(item) for item in reply.get("left") or ())
+        return Stopped(bool(reply.get("was_running")), left, _sentences(reply.get("warnings")))
+
+    def _ask(
+        self, host: str, verb: str, fields: Mapping[str, Any], budget: float
+    ) -> dict[str, Any]:
+        if verb not in self.verbs:
+            raise Refused(f"the launcher {self.name!r} cannot {verb} a worker", host=host)
+        begun = time.monotonic()
+        for tries in itertools.count(1):
+            left = begun + budget - time.monotonic()
+            try:
+                return self._ask_once(host, {**fields, "verb": verb, "host": host}, left)
+            except LaunchError as error:
+                pause = _pause(tries)
+                spent = time.monotonic() - begun + pause
+                if not error.worth_retrying or spent > min(budget, self.timeouts.retry):
+                    raise
+                log.info("%s; try %d of %s follows in %.1f s", error, tries + 1, verb, pause)
+                if self._closing.wait(pause):
+                    raise
+        raise AssertionError("unreachable")
+
+    def _ask_once(self, host: str, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        marker = secrets.token_hex(8)
+        body = script.build(
+            {**request, "marker": marker},
+            python=self.python,
+            pythonpath=self.pythonpath,
+            setup=self.setup,
+        )
+        reader = script.ReplyReader(marker)
+        try:
+            status = self.run_script(host, body, reader.feed, timeout)
+        except LaunchError as error:
+            raise error.with_words(reader.words()) from error.__cause__
+        if reader.heard:
+            log.debug("host %s printed besides its reply: %s", host, reader.heard)
+        if reader.reply is None:
+            raise no_reply(host, reader, status, self.python)
+        return _parse(host, reader.reply)
+
+
+def _pause(tries: int) -> float:
+    # Jitter, because those who were turned away together would come back together.
+    return random.uniform(0.3, 1.0) * min(4.0, 0.25 * float(2**tries))  # noqa: S311  # no secret
+
+
+def _parse(host: str, raw: bytes) -> dict[str, Any]:
+    try:
+        reply = json.loads(raw)
+        if not isinstance(reply, dict) or not isinstance(reply.get("ok"), bool):
+            raise ValueError("it is not an object with the field 'ok'")
+    except (ValueError, RecursionError) as error:
+        said = script.clean(raw)
+        raise LaunchError(
+            f"host {host}: its reply cannot be read ({error}): {said}", host=host, stage="reply"
+        ) from None
+    return reply
+
+
+def _refusal(host: str, verb: str, reply: Mapping[str, Any]) -> LaunchError:
+    message = " ".join(str(reply.get("message") or reply.get("code") or "no reason given").split())
+    return LaunchError(
+        f"host {host}: {verb} failed: {message}",
+        host=host,
+        stage="command",
+        code=str(reply.get("code") or "failed"),
+    )
+
+
+def _state(value: object) -> ProcessState:
+    if not isinstance(value, dict):
+        return ProcessState(None, "dead")
+    role, state = str(value.get("role", "")), str(value.get("state", "dead"))
+    return ProcessState(_pid(value.get("pid")), state, role)
+
+
+def _pid(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+def _sentences(value: object) -> tuple[str, ...]:
+    return tuple(str(item) for item in value) if isinstance(value, list) else ()

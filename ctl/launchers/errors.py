@@ -1,0 +1,86 @@
+"""The one error of launchers: where it broke, whether it will pass, and what the host said.
+
+Those who decide (the watcher, a verb's exit code) go by the fields; people read the sentence, which
+holds the host's last words, because they are most often the explanation.
+"""
+
+from __future__ import annotations
+
+from ctl.launchers.script import ReplyReader
+from fsworker.errors import FleetError
+
+STAGES = ("connect", "banner", "hostkey", "auth", "command", "reply", "timeout")
+
+
+class LaunchError(FleetError):
+    """A host could not be asked, or would not.
+
+    `stage` is one of STAGES. `transient`: the same may work in a while. `timed_out`: a bound of
+    ours ended it. `denied`: the host's own words when it says no to us rather than fails. `code` is
+    the host side's, such as `already_running`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        host: str,
+        stage: str,
+        transient: bool = False,
+        timed_out: bool = False,
+        denied: str | None = None,
+        code: str | None = None,
+        path: str | None = None,
+        action: str | None = None,
+    ) -> None:
+        super().__init__(message, host=host, path=path, action=action)
+        self.stage = stage
+        self.transient = transient
+        self.timed_out = timed_out
+        self.denied = denied
+        self.code = code
+
+    @property
+    def worth_retrying(self) -> bool:
+        """Whether to try again at once; what took its whole time is left to the next sweep."""
+        return self.transient and not self.timed_out
+
+    def with_words(self, words: str) -> LaunchError:
+        """The same error with the host's last words added."""
+        if not words:
+            return self
+        return LaunchError(
+            f"{self}; its last words: {words}",
+            host=self.host or "",
+            stage=self.stage,
+            transient=self.transient,
+            timed_out=self.timed_out,
+            denied=self.denied,
+            code=self.code,
+            path=self.path,
+            action=self.action,
+        )
+
+
+def no_reply(host: str, reader: ReplyReader, status: int | None, python: str) -> LaunchError:
+    """Why there is no reply in what the host printed before its command ended."""
+    words, ended = reader.words(), "" if status is None else f" (exit status {status})"
+    if reader.too_much:
+        return _reply_error(host, f"prints without end: {words}")
+    if reader.begun:
+        return _reply_error(host, f"its reply was cut off{ended}: {words}")
+    if not reader.hello and words:
+        # The script's first line never ran, and somebody said something instead.
+        text = f"host {host} refuses to run commands{ended}: {words}"
+        return LaunchError(text, host=host, stage="command", denied=words)
+    if not words:
+        return _reply_error(host, f"the command ended without a word{ended}")
+    if status in (126, 127):
+        return _reply_error(host, f"the interpreter {python} cannot be run there: {words}")
+    if "No module named" in words:
+        return _reply_error(host, f"{python} does not find the package there: {words}")
+    return _reply_error(host, f"no reply came{ended}: {words}")
+
+
+def _reply_error(host: str, text: str) -> LaunchError:
+    return LaunchError(f"host {host}: {text}", host=host, stage="reply")

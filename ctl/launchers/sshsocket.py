@@ -1,0 +1,143 @@
+"""The byte stream to a host: TCP, or a proxy's standard streams, both as one real socket.
+
+A proxy gets one end of a socket pair as its stdin and stdout. So there is a single kind of stream
+above, whose reads can be bounded, and whose closing ends the proxy and is never waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO
+
+from ctl.launchers.errors import LaunchError
+from ctl.launchers.script import clean
+from ctl.launchers.sshconfig import Settings, show
+
+_UNANSWERED_MS = 30_000
+
+
+class Stream:
+    """An open socket to a host's sshd, and the proxy behind it if there is one."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        proxy: subprocess.Popen[bytes] | None = None,
+        errors: IO[bytes] | None = None,
+    ) -> None:
+        self.sock = sock
+        self._proxy = proxy
+        self._errors = errors
+
+    def words(self) -> str:
+        """What the proxy said, which is why the stream broke."""
+        if self._errors is None:
+            return ""
+        size = os.fstat(self._errors.fileno()).st_size
+        return clean(os.pread(self._errors.fileno(), 4096, max(0, size - 4096)))
+
+    def close(self) -> None:
+        """Close the socket, waking whoever reads from it, and end the proxy."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            self.sock.close()
+        if self._proxy is not None:
+            _end(self._proxy)
+        if self._errors is not None:
+            self._errors.close()
+
+
+def open_stream(settings: Settings, end: float) -> Stream:
+    """A stream to the host's sshd before the monotonic time `end`. LaunchError, stage connect."""
+    if settings.proxy is not None:
+        return _through_proxy(settings, settings.proxy)
+    where = f"{settings.hostname} port {settings.port}"
+    try:
+        found = socket.getaddrinfo(
+            settings.hostname, settings.port, settings.family, socket.SOCK_STREAM
+        )
+    except socket.gaierror as error:
+        passing = error.errno == socket.EAI_AGAIN
+        raise _error(
+            settings, f"its name {settings.hostname} has no address: {error}", passing
+        ) from error
+    last: OSError | None = None
+    for family, kind, proto, _, address in found:
+        left = end - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            return Stream(_connect(family, kind, proto, address, left))
+        except OSError as error:
+            last = error
+    if last is None or isinstance(last, TimeoutError):
+        raise _error(settings, f"no answer from {where} in time", True, timed_out=True) from last
+    passing = isinstance(last, (ConnectionResetError, ConnectionAbortedError))
+    raise _error(settings, f"no connection to {where}: {last.strerror or last}", passing) from last
+
+
+def _connect(family: int, kind: int, proto: int, address: object, left: float) -> socket.socket:
+    sock = socket.socket(family, kind, proto)
+    try:
+        # Small requests and small answers: waiting to fill packets costs 40 ms a turn.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
+        sock.settimeout(left)
+        sock.connect(address)  # type: ignore[arg-type]  # as getaddrinfo gave it
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _through_proxy(settings: Settings, argv: Sequence[str]) -> Stream:
+    ours, theirs = socket.socketpair()
+    errors = tempfile.TemporaryFile()  # noqa: SIM115  # the stream closes it
+    quiet = {"SSH_ASKPASS_REQUIRE": "never"}
+    try:
+        proxy = subprocess.Popen(
+            argv,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=errors,
+            start_new_session=True,  # no terminal to ask on, and one group to end
+            env={**os.environ, **quiet},
+        )
+    except OSError as error:
+        ours.close()
+        errors.close()
+        raise _error(settings, f"its proxy {show(argv)!r} cannot start: {error}", False) from error
+    finally:
+        theirs.close()
+    return Stream(ours, proxy, errors)
+
+
+def _end(proxy: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        # Not reaped yet, so pid and group are still the ones that we made.
+        if proxy.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(proxy.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                proxy.wait(2.0)
+
+
+def _error(
+    settings: Settings, text: str, transient: bool, *, timed_out: bool = False
+) -> LaunchError:
+    return LaunchError(
+        f"host {settings.host}: {text}",
+        host=settings.host,
+        stage="connect",
+        transient=transient or timed_out,
+        timed_out=timed_out,
+    )

@@ -1,0 +1,1 @@
+"""Machines for tests: real sshd on hosts that have their own name and their own processes."""
