@@ -1,0 +1,27 @@
+"""fsworker: executes tasks on the hosts of a fleet, and sends tasks to one.
+
+Importing the package imports nothing else: the respawn wrapper runs on the standard library alone,
+and commands on a head node must start fast. What users import is looked up when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_LAZY = {"Client": "fsworker.client"}
+
+__all__ = ["Client", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,78 @@
+"""What a worker needs from whatever executes its work: the seam between tokens and processes.
+
+The worker claims, commits and beats; it knows no kind of work. A kind of work is one executor: it
+takes whole batches (`Work`), and gives them back when every task has a result. To add one, write
+its class and its line in `EXECUTORS`; a batch names its kind in its meta, and is a batch of tasks
+when it names none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import selectors
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fsworker.backlog import Work
+
+TASKS = "tasks"
+
+EXECUTORS = {TASKS: "fsworker.tasks:TaskExecutor"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every executor is told about its worker."""
+
+    concurrency: int
+    functions: tuple[str, ...]
+    timeout: float | None = None
+    slot_start: str = "fork"
+    env: Mapping[str, str] = field(default_factory=dict)
+    inherits: bool = False
+
+
+class Executor(Protocol):
+    """A kind of work. Nothing here waits; `step` is called whenever the selector woke up."""
+
+    ready: bool
+    """Whether it can take work."""
+    refused: str | None
+    """The sentence with which it declines to ever take any."""
+
+    def room(self) -> int:
+        """How many more tasks it wants now."""
+
+    def add(self, work: Work) -> None:
+        """Take a batch."""
+
+    def release(self, work: Work, index: int) -> None:
+        """Let one task of a batch run that was added with nothing to hand out."""
+
+    def drop(self, key: str) -> None:
+        """Forget a batch and end what runs of it."""
+
+    def step(self, now: float) -> list[Work]:
+        """Do what is due; the batches in which something has finished since the last call."""
+
+    def busy(self) -> int:
+        """How many places are executing."""
+
+    def total(self) -> int:
+        """How many places there are."""
+
+    def close(self) -> None:
+        """End every process."""
+
+
+def kind_of(meta: Mapping[str, Any]) -> str:
+    """The kind of work that a batch's meta names."""
+    return str(meta.get("kind") or TASKS)
+
+
+def open_executor(kind: str, setting: Setting, selector: selectors.BaseSelector) -> Executor:
+    """The executor of a kind of work. KeyError for a kind that this release does not know."""
+    module, _, name = EXECUTORS[kind].partition(":")
+    executor: Executor = getattr(importlib.import_module(module), name)(setting, selector)
+    return executor

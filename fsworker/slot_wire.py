@@ -1,0 +1,92 @@
+"""The frames between a worker and its slots, over one stream socket a slot.
+
+A range of tasks goes out as the records of the batch file, uncut and undecoded, behind a head that
+says which they are. Results come back as entries (see `slot_memory`) in frames that name the range,
+so that what a slot still had to say about a range that was taken away is known for what it is.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fsworker.protocol import packing
+
+_RANGE = struct.Struct("<IIIIQ")  # range, first index, records, length of meta, length of records
+_FRAME = struct.Struct("<BIQ")  # kind, range, length
+
+READY, FAILED, RESULTS, FINISHED = 1, 2, 3, 4
+"""READY: the functions are loaded. FAILED: they are not, why. FINISHED: RESULTS, and the last."""
+
+
+class Range(NamedTuple):
+    """Tasks for a slot: `records` of a batch, the first of which has the index `first`."""
+
+    number: int
+    first: int
+    meta: dict[str, Any]
+    records: Sequence[bytes]
+
+
+class Frame(NamedTuple):
+    """What a slot says."""
+
+    kind: int
+    number: int
+    data: bytes
+
+
+def pack_range(work: Range) -> bytes:
+    """A range as the bytes that go to a slot."""
+    meta = packing.pack(work.meta)
+    body = b"".join(work.records)
+    head = _RANGE.pack(work.number, work.first, len(work.records), len(meta), len(body))
+    return b"".join((head, meta, array("I", map(len, work.records)).tobytes(), body))
+
+
+def read_range(sock: socket.socket) -> Range | None:
+    """The next range, for a slot that waits for it; None when the worker is gone."""
+    head = _receive(sock, _RANGE.size)
+    if head is None:
+        return None
+    number, first, count, meta_size, body_size = _RANGE.unpack(head)
+    rest = _receive(sock, meta_size + 4 * count + body_size)
+    if rest is None:
+        return None
+    lengths = array("I", rest[meta_size : meta_size + 4 * count])
+    records, at = [], meta_size + 4 * count
+    for length in lengths:
+        records.append(rest[at : at + length])
+        at += length
+    return Range(number, first, packing.unpack(rest[:meta_size]), records)
+
+
+def pack_frame(kind: int, number: int, data: bytes = b"") -> bytes:
+    """A slot's frame as bytes."""
+    return _FRAME.pack(kind, number, len(data)) + data
+
+
+def take_frames(buffer: bytearray) -> Iterator[Frame]:
+    """The complete frames at the start of `buffer`, which they leave."""
+    while len(buffer) >= _FRAME.size:
+        kind, number, length = _FRAME.unpack_from(buffer)
+        end = _FRAME.size + length
+        if len(buffer) < end:
+            return
+        data = bytes(memoryview(buffer)[_FRAME.size : end])
+        del buffer[:end]
+        yield Frame(kind, number, data)
+
+
+def _receive(sock: socket.socket, size: int) -> bytes | None:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        got = sock.recv_into(view)
+        if not got:
+            return None
+        view = view[got:]
+    return bytes(data)

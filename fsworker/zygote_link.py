@@ -1,0 +1,154 @@
+"""The worker's end of its zygote: start it, order slots from it, hear what became of them.
+
+It also cleans up after a zygote that died itself: the worker inherits what is left below it, which
+is why it can be ended without a doubt about whose pids these are.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from fsworker.zygote import MESSAGE, children, kill_group
+
+log = logging.getLogger("fsworker.zygote")
+
+THREAD_CAPS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_PRIVATE = ("FLEET_LIFE_FD", "FLEET_LOCK_FD")
+CLOSE_PATIENCE = 6.0
+
+
+def slot_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """What user code finds in its environment, complete before its modules are imported."""
+    env = {**os.environ, **extra}
+    for name in _PRIVATE:
+        env.pop(name, None)
+    for name in THREAD_CAPS:
+        env.setdefault(name, "1")  # one slot is one core's worth of work
+    return env
+
+
+class ZygoteLink:
+    """One zygote process, from its start to its end."""
+
+    def __init__(
+        self, names: Sequence[str], start: str, memory_fd: int, env: Mapping[str, str]
+    ) -> None:
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock.setblocking(False)
+        request = {
+            "control": theirs.fileno(),
+            "memory": memory_fd,
+            "functions": list(names),
+            "start": start,
+            "parent": os.getpid(),
+        }
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fsworker.zygote", json.dumps(request)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), memory_fd),
+                env=slot_environment(env),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The zygote's pid."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Readable when `receive` has something."""
+        return self._sock.fileno()
+
+    def order_start(self, slot: int, env: Mapping[str, str], sock: socket.socket) -> bool:
+        """Ask for a slot that talks over `sock`; False when the zygote cannot take it now."""
+        message = json.dumps({"do": "start", "slot": slot, "env": dict(env)}).encode()
+        try:
+            socket.send_fds(self._sock, [message], [sock.fileno()])
+        except OSError:
+            return False
+        return True
+
+    def order_kill(self, pid: int) -> bool:
+        """Ask for a slot's end, with all that it started."""
+        try:
+            self._sock.send(json.dumps({"do": "kill", "pid": pid}).encode())
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> tuple[list[dict[str, Any]], bool]:
+        """(what the zygote said, whether it is there)."""
+        messages: list[dict[str, Any]] = []
+        while True:
+            try:
+                data = self._sock.recv(MESSAGE)
+            except BlockingIOError:
+                return messages, True
+            except OSError:
+                data = b""
+            if not data:
+                return messages, False
+            messages.append(json.loads(data))
+
+    def ended_how(self) -> tuple[str, int]:
+        """How a zygote that is not there any more ended; it is reaped."""
+        try:
+            code = self._process.wait(CLOSE_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            code = self._process.wait()
+        return ("signal", -code) if code < 0 else ("exit", code)
+
+    def kill(self) -> None:
+        """End a zygote that does not answer."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the zygote and every slot of it, and wait until they are gone."""
+        self._sock.close()
+        self.ended_how()
+
+
+def end_inherited(slots: Collection[int], spared: Collection[int], patience: float = 2.0) -> None:
+    """End what a dead zygote left to us: its slots, and everything that those had started.
+
+    What is below us and neither in `spared` nor started by us came from there; our own children
+    cannot be confused with other processes while we have not reaped them.
+    """
+    deadline = time.monotonic() + patience
+    while left := children() - set(spared):
+        for pid in left:
+            if pid in slots:
+                kill_group(pid)
+            else:
+                _kill(pid)
+        for pid in left:
+            _reap(pid)
+        if time.monotonic() > deadline:
+            log.warning("processes %s of ended slots cannot be ended yet", sorted(left))
+            return
+        time.sleep(0.002)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
