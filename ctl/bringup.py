@@ -1,0 +1,162 @@
+"""Starting workers on hosts and seeing them become ready; or stopping whatever was started.
+
+A start either ends with every worker ready or with nothing of it running: a half-started fleet is
+what people find days later. Readiness is read from the root by listing, and belongs to a launch
+number, so that the beat of an earlier life is never taken for the new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ctl import launching, render, stopping
+from ctl.fleet import fan_out
+from ctl.launchers.base import Launcher, Started
+from fsworker.errors import DeadlineExceeded, FleetError, FormatError, Refused
+from fsworker.protocol import layout
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.records.run import Heartbeat, LaunchMeta
+
+log = logging.getLogger(__name__)
+
+POLL = 0.2
+UNDO_GRACE = 30.0
+"""Seconds that workers get to end when the start that they belong to failed."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The hosts of one start, how they are reached, and where news of them goes.
+
+    `say` takes lines for stdout, `complain` those for stderr.
+    """
+
+    store: Store
+    meta: LaunchMeta
+    hosts: Sequence[str]
+    launcher: Launcher
+    width: int
+    say: Callable[[str], None]
+    complain: Callable[[str], None]
+
+
+def bring_up(crew: Crew, ready_timeout: float) -> dict[str, Started]:
+    """Start all hosts and wait until they are ready; on any failure stop them all and raise."""
+    begun = time.monotonic()
+    try:
+        started = _launch(crew)
+        await_ready(crew, ready_timeout - (time.monotonic() - begun))
+    except BaseException as error:
+        log.info("the start failed: %s", error)
+        _undo(crew)
+        raise
+    return started
+
+
+def _launch(crew: Crew) -> dict[str, Started]:
+    lock = threading.Lock()
+
+    def start(host: str) -> Started:
+        try:
+            started = crew.launcher.start(host, launching.request_for(crew.meta, host))
+        except FleetError as error:
+            with lock:
+                crew.complain(f"FAIL start {host} rc={error.exit_code} {render.clean(error)}")
+            raise
+        with lock:
+            crew.say(started_line(host, started, crew.meta.respawn))
+            for warning in started.warnings:
+                crew.complain(f"warning: host {host}: {render.clean(warning)}")
+        return started
+
+    outcomes = fan_out(crew.hosts, start, width=crew.width)
+    failed = [outcome for outcome in outcomes if outcome.error]
+    if failed:
+        raise _summary(len(crew.hosts), [(o.host, o.error) for o in failed if o.error])
+    return {outcome.host: outcome.value for outcome in outcomes if outcome.value}
+
+
+def started_line(host: str, started: Started, respawn: bool) -> str:
+    """The line that scripts read the pids from."""
+    wrap, worker = started.wrap_pid or "-", started.worker_pid or "-"
+    return f"started host={host} wrap_pid={wrap} worker_pid={worker} respawn={int(respawn)}"
+
+
+def _summary(count: int, failed: Sequence[tuple[str, BaseException]]) -> FleetError:
+    """One error for all hosts that failed; of the kind that they have in common."""
+    host, first = failed[0]
+    if len(failed) == 1 and isinstance(first, FleetError):
+        return first
+    kinds = {type(error) for _, error in failed}
+    kind = kinds.pop() if len(kinds) == 1 else FleetError
+    text = f"{len(failed)} of {count} hosts did not start, the first: {render.clean(first)}"
+    if kind in (DeadlineExceeded, Refused):
+        return DeadlineExceeded(text, host=host) if kind is DeadlineExceeded else Refused(text)
+    return FleetError(text, host=host)
+
+
+def await_ready(crew: Crew, timeout: float) -> None:
+    """Wait until every host's worker of this launch is ready.
+
+    Raises Refused with the worker's own sentence, or DeadlineExceeded naming who is not ready.
+    """
+    end = time.monotonic() + max(0.0, timeout)
+    waiting = dict.fromkeys(crew.hosts, "no heartbeat yet")
+    while True:
+        names = set(crew.store.scan(layout.STATUS))
+        for host in list(waiting):
+            state = _readiness(crew.store, host, crew.meta.launches[host], names)
+            if state is None:
+                del waiting[host]
+            else:
+                waiting[host] = state
+        if not waiting:
+            return
+        if time.monotonic() >= end:
+            crew.complain("FAIL: workers not ready in time")
+            some = "; ".join(f"{host}: {why}" for host, why in list(waiting.items())[:4])
+            log_path = crew.store.path(layout.host_file(next(iter(waiting)), "log"))
+            raise DeadlineExceeded(
+                f"{len(waiting)} of {len(crew.hosts)} workers not ready in time ({some}): "
+                f"see {log_path}",
+                path=log_path,
+            )
+        time.sleep(POLL)
+
+
+def _readiness(store: Store, host: str, launch: int, names: set[str]) -> str | None:
+    """None when the worker of this launch is ready, else what it lacks. Refused if it declines."""
+    rel = layout.status_path(host)
+    if rel.rpartition("/")[2] not in names:
+        return "no heartbeat yet"
+    try:
+        beat: Heartbeat = Heartbeat.from_json(store.read(rel), store.path(rel))
+    except FileNotFoundError:
+        return "no heartbeat yet"
+    except (OSError, FormatError) as error:
+        return str(error)
+    if beat.host != host or beat.launch != launch:
+        return f"no heartbeat of launch {launch} yet"
+    if beat.refused:
+        raise Refused(f"host {host}: {render.clean(beat.refused)}", host=host)
+    if beat.stopped or beat.draining:
+        return "it stopped again"
+    return None if beat.ready else "it beats but is not ready"
+
+
+def _undo(crew: Crew) -> None:
+    """Stop everything of this start, also what may come up only now."""
+    crew.complain(f"stopping what was started (grace {UNDO_GRACE:g} s)")
+    try:
+        report = stopping.stop_hosts(
+            crew.store, crew.meta, crew.hosts, crew.launcher, UNDO_GRACE, None, crew.width
+        )
+    except (FleetError, OSError) as error:
+        crew.complain(f"could not stop what was started: {render.clean(error)}")
+        return
+    for sentence in report.problems:
+        crew.complain(sentence)

@@ -1,0 +1,208 @@
+"""`ctl start`: a run root, one worker on each host, and a proof that all of them are ready."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from ctl import (
+    bringup,
+    current,
+    launching,
+    locks,
+    planning,
+    render,
+    roots,
+    rundir,
+    statusview,
+    watcher,
+)
+from ctl.commands.restart_host import complain
+from ctl.commands.stop import stop_run
+from ctl.params import COUNT, ENV_PAIR, POSITIVE, json_option
+from ctl.planning import Plan, Wish
+from ctl.session import Session
+from fsworker.errors import FleetError, NotRunning, Refused, UsageError
+
+
+@click.command()
+@click.option("--root", metavar="DIR", help="Where runs lie [default: FLEET_ROOT].")
+@click.option("--experiment", help="With --trial: the run root is ROOT/EXPERIMENT/TRIAL/RUN_ID.")
+@click.option("--trial", help="See --experiment.")
+@click.option("--run-id", help="Name of the run [default: time and a random part].")
+@click.option(
+    "--fn",
+    "--reward-fn",
+    "fn",
+    multiple=True,
+    metavar="MODULE:FUNCTION",
+    help="Function that the workers serve; may be given several times.",
+)
+@click.option(
+    "--workers-json", metavar="JSON|FILE", help='[{"host": …, "shard": …, "concurrency": …}, …]'
+)
+@click.option("--hosts", metavar="SET", help="Hosts, as in node[01-16,20] [default: all allowed].")
+@click.option("--shard-count", type=COUNT, help="Shards [default: highest shard + 1].")
+@click.option("--concurrency", type=COUNT, help="Slots of a worker [default: 48].")
+@click.option("--ready-timeout", type=POSITIVE, help="Time for all to be ready [default: 60s].")
+@click.option(
+    "--heartbeat-stale", type=POSITIVE, help="Age at which a heartbeat is stale [default: 15s]."
+)
+@click.option("--task-timeout", type=POSITIVE, help="Time that one task may take [default: any].")
+@click.option("--max-deaths", type=COUNT, help="Worker deaths before a task is given up.")
+@click.option("--launcher", help="How hosts are reached: ssh or local [default: ssh].")
+@click.option("--ssh-config", metavar="FILE", help="Instead of ~/.ssh/config.")
+@click.option("--accept-new", is_flag=True, default=None, help="Add unknown host keys.")
+@click.option("--no-respawn", is_flag=True, help="Run workers without their wrapper.")
+@click.option("--ws", "workspace", metavar="DIR", help="Workspace: HOME and TMPDIR of workers.")
+@click.option("--venv", metavar="DIR", help="Virtual environment of the workers.")
+@click.option("--python", metavar="FILE", help="Interpreter of the workers [default: this one].")
+@click.option("--repo", metavar="DIR", help="Folder put on the workers' PYTHONPATH.")
+@click.option(
+    "--env",
+    "env",
+    type=ENV_PAIR,
+    multiple=True,
+    metavar="K=V",
+    help="Environment of the workers; may be given several times.",
+)
+@click.option("--group", metavar="GROUP", help="Share the run root with this group.")
+@click.option("--log-level", help="Log level of the workers [default: INFO].")
+@click.option("--replace", is_flag=True, help="Stop the workers of a live root first.")
+@click.option("--watch", "with_watch", is_flag=True, help="Leave a watcher running.")
+@click.option("--dry-run", is_flag=True, help="Check everything, say what would be done.")
+@json_option
+@click.pass_obj
+def command(session: Session, /, **options: Any) -> int:
+    """Start a run: write its root, start a worker on each host, wait until all are ready.
+
+    Everything is checked first. If one host fails, all that was started is stopped again.
+    """
+    plan = make_plan(session, options)
+    live = check_disk(session, plan, options["replace"])
+    if options["dry_run"]:
+        _dry_run(session, plan)
+        return 0
+    if live:
+        _replace(session, live)
+    store = rundir.lay(plan)
+    with locks.verb_lock(store, "start"):
+        rundir.publish(plan, store)
+        started = _launch(session, plan, store)
+    if options["with_watch"]:
+        pid = watcher.start(plan.root, session.config.file)
+        session.say(f"watching pid={pid} log={store.path('ctl/watch.log')}")
+    if session.json:
+        pids = [
+            {"host": h, "wrap_pid": s.wrap_pid, "worker_pid": s.worker_pid}
+            for h, s in started.items()
+        ]
+        render.document({"root": plan.root, "run_id": plan.manifest.run_id, "hosts": pids})
+    else:
+        render.line({"ok": True, "phase": "ready", "root": plan.root})
+    return 0
+
+
+def make_plan(session: Session, options: dict[str, Any]) -> Plan:
+    """Everything that can be decided without touching the disk."""
+    config = session.config
+    base = options["root"] if options["root"] is not None else config.get("root")
+    if base is None:
+        raise UsageError("no root is named: give --root, or set FLEET_ROOT to the folder for runs")
+    if options["run_id"] is not None:
+        roots.check_part(options["run_id"], "--run-id")
+    run_id = options["run_id"] or roots.new_run_id()
+    root = roots.run_root(base, options["experiment"], options["trial"], run_id)
+    before = _existing(root)
+    if before and not options["run_id"]:
+        run_id = before.manifest.run_id  # a run that is started again stays the same run
+    names = planning.FLAGS
+    wish = Wish(
+        workers_json=options["workers_json"],
+        hosts=options["hosts"],
+        shard_count=options["shard_count"],
+        functions=options["fn"],
+        experiment=options["experiment"],
+        trial=options["trial"],
+        env=options["env"],
+        respawn=not options["no_respawn"],
+        flags={name: options[name] for name in names if options[name] is not None},
+    )
+    if not options["fn"] and config.source("fn") == "default":
+        session.note(f"no --fn is given: serving {config.get('fn')[0]}")
+    return planning.make(wish, config, session.allowed, root, run_id, before)
+
+
+def _existing(root: str) -> roots.Run | None:
+    """The run that is there already. FormatError when it has another protocol version."""
+    try:
+        return roots.open_run(root)
+    except NotRunning:
+        return None
+
+
+def check_disk(session: Session, plan: Plan, replace: bool) -> roots.Run | None:
+    """Check the place; the live run that is to be replaced, if there is one."""
+    group = plan.manifest.group
+    rundir.check_target(plan.root, group)
+    launching.open_for(plan.meta).close()
+    run = _existing(plan.root)
+    if run is None:
+        return None
+    rundir.check_shards(run.store, plan.manifest.shard_count)
+    alive = statusview.alive_hosts(run, run.meta.heartbeat_stale if run.meta else 15.0)
+    if alive and not replace:
+        raise Refused(
+            f"{plan.root} is live, {len(alive)} workers beat there ({', '.join(alive[:4])}): "
+            "stop it first, or give --replace",
+            path=plan.root,
+        )
+    return run if alive else None
+
+
+def _replace(session: Session, run: roots.Run) -> None:
+    session.note(f"--replace: stopping the workers of {run.root}")
+    with locks.verb_lock(run.store, "start --replace"):
+        report = stop_run(session, run, session.config.get("grace"), None)
+    if report.failed:
+        raise Refused(f"nothing is started: {'; '.join(report.problems)}", path=run.root)
+
+
+def _launch(session: Session, plan: Plan, store: Any) -> dict[str, Any]:
+    meta_fields = current_fields(plan)
+    if not session.json:
+        render.line({"ok": True, "phase": "manifest", **meta_fields})
+    try:
+        with launching.opened(plan.meta) as launcher:
+            width = session.config.get("width")
+            crew = bringup.Crew(
+                store, plan.meta, plan.hosts, launcher, width, session.say, complain
+            )
+            started = bringup.bring_up(crew, plan.meta.ready_timeout)
+    except (FleetError, KeyboardInterrupt) as error:
+        locks.record(store, "start", event="start failed", reason=str(error))
+        raise
+    current.write(plan.meta.workspace or "", meta_fields)
+    locks.record(store, "start", event="started", hosts=plan.hosts, launches=plan.meta.launches)
+    return started
+
+
+def current_fields(plan: Plan) -> dict[str, Any]:
+    """The run's meta as scripts know it, in the manifest line and in the current-run file."""
+    fields = dataclasses.asdict(plan.meta)
+    return {**fields, "functions": list(plan.manifest.functions)}
+
+
+def _dry_run(session: Session, plan: Plan) -> None:
+    fields = current_fields(plan)
+    if session.json:
+        render.document({"dry_run": True, **fields})
+        return
+    render.line({"ok": True, "phase": "dry-run", **fields})
+    for worker in plan.manifest.workers:
+        session.say(
+            f"would start host={worker.host} shard={worker.shard} "
+            f"concurrency={worker.concurrency} launch={plan.meta.launches[worker.host]}"
+        )

@@ -1,0 +1,88 @@
+"""`ctl stop`: end a run's workers, gently, and say what is left."""
+
+from __future__ import annotations
+
+import click
+
+from ctl import launching, locks, render, roots, stopping, watcher
+from ctl.params import DURATION, POSITIVE, json_option, root_option
+from ctl.session import Session
+
+
+@click.command()
+@root_option
+@click.option("--grace", type=DURATION, help="Time to end after TERM [default: 60s].")
+@click.option(
+    "--kill-after",
+    type=POSITIVE,
+    help="KILL what is left this long after the grace [default: never].",
+)
+@json_option
+@click.pass_obj
+def command(
+    session: Session,
+    root: str | None,
+    grace: float | None,
+    kill_after: float | None,
+    as_json: bool,
+) -> int:
+    """Stop the workers of a run.
+
+    The watcher ends first, then every worker finishes or gives back what it holds. Nothing is
+    killed unless --kill-after says so. Hosts that are no longer allowed are not contacted: they
+    get the stop intent, which their wrapper sees within seconds, and are named.
+    """
+    config = session.config
+    run = roots.open_run(*roots.find_root(root, config))
+    if root is None:
+        session.say(f"stopping {run.root} (from {run.source})")
+    with locks.verb_lock(run.store, "stop"):
+        report = stop_run(session, run, config.pick("grace", grace), kill_after)
+    _tell(session, run, report)
+    if as_json:
+        render.document({"root": run.root, **vars(report), "exit_code": int(bool(report.failed))})
+    elif report.failed:
+        raise stopping.as_error(report, len(run.hosts))
+    return int(bool(report.failed))
+
+
+def stop_run(
+    session: Session, run: roots.Run, grace: float, kill_after: float | None
+) -> stopping.Report:
+    """Stop the watcher and all workers of `run`; its verb lock must be held."""
+    meta = run.need_meta()
+    sentence = watcher.stop(run.store)
+    if sentence:
+        session.note(sentence)
+    enforce = meta.launcher != "local" or len(session.allowed) > 0
+    hosts, strange = stopping.allowed_or_not(meta, run.hosts, session.allowed.names, enforce)
+    stopping.write_intents(run.store, meta, strange)
+    with launching.opened(meta) as launcher:
+        width = session.config.get("width")
+        report = stopping.stop_hosts(run.store, meta, hosts, launcher, grace, kill_after, width)
+    for host in strange:
+        report.failed.append(host)
+        report.problems.append(
+            f"host {host}: no longer allowed, not contacted: its stop intent is written"
+        )
+    locks.record(
+        run.store,
+        "stop",
+        event="stopped",
+        hosts=report.stopped,
+        idle=report.idle,
+        failed=report.failed,
+        revoked=report.revoked,
+    )
+    return report
+
+
+def _tell(session: Session, run: roots.Run, report: stopping.Report) -> None:
+    for host in report.stopped:
+        session.say(f"stopped host={host}")
+    for sentence in report.problems:
+        click.echo(sentence, err=True)
+    if report.revoked:
+        session.say(f"returned {report.revoked} batches to the inbox")
+    if not report.stopped and not report.failed:
+        session.say(f"not running: {run.root}")

@@ -1,0 +1,67 @@
+"""From what a run recorded of its launch to the launcher and the request that repeat it.
+
+Start, restart and the watcher must start a host in the same way, so the way is written down in
+`launch_meta.json` and read back here, in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fsworker.errors import UsageError
+from fsworker.protocol.records.run import LaunchMeta, WorkerSpec
+
+if TYPE_CHECKING:
+    from ctl.launchers.base import Launcher, LaunchRequest
+
+
+def open_for(meta: LaunchMeta) -> Launcher:
+    """The launcher of the run, with the options that it was started with."""
+    from ctl.launchers import open_launcher  # lazily: it may pull in paramiko
+
+    common = {"python": meta.python, "pythonpath": list(meta.pythonpath), "setup": list(meta.setup)}
+    return open_launcher(meta.launcher, {**meta.launcher_options, **common})
+
+
+@contextmanager
+def opened(meta: LaunchMeta) -> Iterator[Launcher]:
+    """The launcher of the run, closed at the end."""
+    launcher = open_for(meta)
+    try:
+        yield launcher
+    finally:
+        launcher.close()
+
+
+def request_for(meta: LaunchMeta, host: str) -> LaunchRequest:
+    """What to ask of `host` for the launch that `meta` gives it."""
+    from ctl.launchers.base import LaunchRequest
+
+    worker = worker_of(meta, host)
+    return LaunchRequest(
+        root=meta.root,
+        launch=meta.launches[host],
+        shard=worker.shard,
+        concurrency=worker.concurrency,
+        respawn=meta.respawn,
+        python=meta.python,
+        env=dict(meta.env),
+        log_level=meta.log_level,
+    )
+
+
+def worker_of(meta: LaunchMeta, host: str) -> WorkerSpec:
+    """The worker of `host` in the run; UsageError names the hosts that there are."""
+    for worker in meta.workers:
+        if worker.host == host:
+            return worker
+    known = ", ".join(w.host for w in meta.workers[:8])
+    raise UsageError(f"host {host!r} is not of this run, which has {known}", host=host)
+
+
+def relaunch(meta: LaunchMeta, host: str) -> LaunchMeta:
+    """The same run with a new launch number for `host`."""
+    return replace(meta, launches={**meta.launches, host: meta.launches.get(host, 0) + 1})

@@ -1,0 +1,67 @@
+"""One verb at a time on a run, and one writer of its event log.
+
+The lock is a courtesy, not a proof: on a network filesystem it may lie, and every action of a verb
+is checked by identity or moves a token. It keeps two people from starting and stopping the same
+run against each other, and it is the reason why `events.jsonl` has one writer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ctl import render
+from fsworker.errors import Busy
+from fsworker.protocol import layout
+from fsworker.protocol.fsops import Store, storage_error
+
+log = logging.getLogger(__name__)
+
+VERB_LOCK = layout.CTL + "/.verb.lock"
+
+
+@contextmanager
+def verb_lock(store: Store, verb: str, patience: float = 10.0) -> Iterator[None]:
+    """Hold the run's verb lock. Busy when another verb holds it for longer than `patience`."""
+    from filelock import FileLock, Timeout  # lazily: reading commands do without
+
+    path = store.path(VERB_LOCK)
+    lock = FileLock(path, mode=0o660 if store.group_writable else 0o600)
+    try:
+        lock.acquire(timeout=patience)
+    except Timeout:
+        raise Busy(
+            f"another command is working on {store.root}: try {verb} again when it has ended",
+            path=path,
+        ) from None
+    except NotImplementedError:
+        log.warning("%s has no locks: do not run two commands on it at once", store.root)
+    except OSError as error:
+        raise storage_error(error, "lock", path) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def record(store: Store, verb: str, **fields: Any) -> None:
+    """Append what a verb did to the run's events; never a reason for the verb to fail.
+
+    The watcher is the writer while it acts. Its lock says so, and then it sees what we did.
+    """
+    from filelock import FileLock, Timeout
+
+    event = {"at": render.iso(time.time()), "by": verb, **fields}
+    text = json.dumps(event, ensure_ascii=False, default=str)
+    mode = 0o660 if store.group_writable else 0o600
+    try:
+        with FileLock(store.path(layout.WATCH_LOCK), mode=mode).acquire(timeout=0):
+            store.append_line(layout.EVENTS, text.encode("utf-8", "backslashreplace"))
+    except Timeout:
+        log.info("the watcher keeps the events; ours is not among them: %s", text)
+    except (OSError, NotImplementedError) as error:
+        log.warning("cannot write %s: %s", store.path(layout.EVENTS), error)

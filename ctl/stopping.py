@@ -1,0 +1,135 @@
+"""Stopping the workers of a run, and being sure that they are gone.
+
+The intent is written first, for every host, also for those that cannot be reached: whoever finds
+it later (a wrapper between two lives, a watcher elsewhere) starts nothing again. An intent covers
+the launches up to its number, so it can never keep a later start from running. Nothing is killed
+unless that was asked for, and what is left is named.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ctl import render
+from ctl.fleet import Outcome, fan_out
+from ctl.launchers.base import Launcher, Stopped
+from fsworker.errors import FleetError
+from fsworker.identity import PROVABLY_DEAD
+from fsworker.protocol import layout, ledger
+from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.records.run import LaunchMeta
+
+log = logging.getLogger(__name__)
+
+SLACK = 60.0
+"""Seconds beyond grace and kill after which a host's answer is not waited for any longer."""
+
+
+@dataclass
+class Report:
+    """What a stop achieved: hosts by outcome, and a sentence for all that went wrong."""
+
+    stopped: list[str] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    revoked: int = 0
+
+
+def write_intents(store: Store, meta: LaunchMeta, hosts: Iterable[str]) -> None:
+    """Tell every wrapper and watcher that these hosts are to stay down."""
+    for host in hosts:
+        rel = layout.host_file(host, "stop")
+        try:
+            store.publish(rel, b"%d\n" % meta.launches.get(host, 0))
+        except OSError as error:
+            raise storage_error(error, "write", store.path(rel)) from None
+
+
+def stop_hosts(
+    store: Store,
+    meta: LaunchMeta,
+    hosts: Sequence[str],
+    launcher: Launcher,
+    grace: float,
+    kill_after: float | None,
+    width: int,
+) -> Report:
+    """Stop these hosts' workers, verified by the host itself; then return what they held."""
+    write_intents(store, meta, hosts)
+
+    def stop(host: str) -> Stopped:
+        launch = meta.launches.get(host, 0)
+        return launcher.stop(host, meta.root, launch, grace=grace, kill_after=kill_after)
+
+    each = grace + (kill_after or 0.0) + SLACK
+    report = Report()
+    for outcome in fan_out(hosts, stop, width=width, each=each):
+        _judge(outcome, report)
+    for host in report.stopped:
+        report.revoked += revoke(store, host)
+    return report
+
+
+def _judge(outcome: Outcome[Stopped], report: Report) -> None:
+    host, answer = outcome.host, outcome.value
+    if answer is None:
+        report.failed.append(host)
+        report.problems.append(f"host {host}: not stopped: {render.clean(outcome.error)}")
+        return
+    report.problems += [f"warning: host {host}: {render.clean(w)}" for w in answer.warnings]
+    left = [p for p in answer.left if p.state not in PROVABLY_DEAD]
+    if left:
+        names = ", ".join(f"{p.role or 'process'} {p.pid} ({p.state})" for p in left)
+        report.failed.append(host)
+        report.problems.append(f"host {host}: still there after the grace: {names}")
+    else:
+        (report.stopped if answer.was_running else report.idle).append(host)
+
+
+def revoke(store: Store, host: str, patience: float = 5.0) -> int:
+    """Return all claims of a host whose processes are proven gone; the number of batches.
+
+    Their deaths stay as they are: we ended the worker, no batch did.
+    """
+    moved = 0
+    try:
+        owners = [o for o in map(layout.parse_owner, store.scan(layout.CLAIMS)) if o]
+        for owner in owners:
+            if owner.host == host:
+                moved += _revoke_owner(store, owner, time.monotonic() + patience)
+    except OSError as error:
+        log.warning("cannot return the claims of host %s: %s", host, error)
+    return moved
+
+
+def _revoke_owner(store: Store, owner: layout.Owner, end: float) -> int:
+    moved = 0
+    while True:
+        outcome = store.run(ledger.reclaim(owner, died=False))
+        moved += len(outcome.moved)
+        if outcome.finished or time.monotonic() >= end:
+            return moved
+        time.sleep(0.1)
+
+
+def allowed_or_not(
+    meta: LaunchMeta, hosts: Sequence[str], allowed: Sequence[str], enforce: bool
+) -> tuple[list[str], list[str]]:
+    """(hosts that may be contacted, hosts that were allowed once and are no longer)."""
+    if not enforce:
+        return list(hosts), []
+    known = {name.lower() for name in allowed}
+    return (
+        [h for h in hosts if h.lower() in known],
+        [h for h in hosts if h.lower() not in known],
+    )
+
+
+def as_error(report: Report, count: int) -> FleetError:
+    """What a stop that did not stop everything ends with."""
+    names = ", ".join(report.failed[:5])
+    return FleetError(f"{len(report.failed)} of {count} hosts are not proven stopped: {names}")
