@@ -1,0 +1,89 @@
+"""`ctl watch`: restart what died, return its work, say why; from now on or once from cron."""
+
+from __future__ import annotations
+
+import click
+
+from ctl import roots
+from ctl.params import DURATION, POSITIVE, root_option
+from ctl.session import Session
+from fsworker.errors import Refused, UsageError
+from fsworker.protocol.records.run import LaunchMeta
+
+LEAST_STALE = 5.0
+"""Seconds: a worker beats every 2 s, and one beat that is late must accuse nobody."""
+
+
+@click.command()
+@root_option
+@click.option("--heartbeat-stale", type=POSITIVE, help="Age at which a host is probed [60].")
+@click.option("--interval", type=POSITIVE, help="Time between two sweeps [10].")
+@click.option(
+    "--restart-cooldown", type=DURATION, help="Least time between two restarts of a host [30]."
+)
+@click.option(
+    "--fence-after", type=DURATION, help="Time out of reach after which claims return [60]."
+)
+@click.option("--grace", type=DURATION, help="Time to end after TERM, before KILL [60].")
+@click.option("--once", is_flag=True, help="Look once, do what is due, and end: for cron.")
+@click.pass_obj
+def command(
+    session: Session,
+    root: str | None,
+    heartbeat_stale: float | None,
+    interval: float | None,
+    restart_cooldown: float | None,
+    fence_after: float | None,
+    grace: float | None,
+    once: bool,
+) -> int:
+    """Watch a run: restart what died and return its work to the inbox.
+
+    Ends on TERM, or when ctl/watch.stop is there. Exit code: 0 ended or all well, 1 (--once)
+    somebody needs help, 4 (--once) the root does not answer, 10 another watcher is at work.
+    """
+    from ctl.health import Limits  # lazily, like all that only a watcher needs
+    from ctl.rootio import RootIO
+    from ctl.watch import Options, Watcher
+
+    config = session.config
+    run = roots.open_run(*roots.find_root(root, config))
+    meta = run.need_meta()
+    stale = config.pick("watch_stale", heartbeat_stale)
+    if stale < LEAST_STALE:
+        raise UsageError(
+            f"--heartbeat-stale must be at least {LEAST_STALE:g} s: workers beat each 2 s"
+        )
+    limits = Limits(
+        stale=stale,
+        ready=meta.ready_timeout,
+        cooldown=config.pick("restart_cooldown", restart_cooldown),
+        fence=config.pick("fence_after", fence_after),
+        grace=config.pick("grace", grace),
+    )
+    options = Options(limits, config.pick("interval", interval))
+    _check_allowed(session, meta)
+    watcher = Watcher(RootIO(run.root), options, lambda m: _allowed(session, m))
+    try:
+        return watcher.once() if once else watcher.run()
+    finally:
+        watcher.close()
+
+
+def _allowed(session: Session, meta: LaunchMeta) -> frozenset[str]:
+    """The hosts of the run that may be contacted."""
+    names = frozenset(worker.host for worker in meta.workers)
+    if meta.launcher == "local" and not len(session.allowed):
+        return names  # contacts nobody: without a list, the names are only labels
+    return frozenset(name for name in names if name in session.allowed)
+
+
+def _check_allowed(session: Session, meta: LaunchMeta) -> None:
+    """Say which hosts will be left alone; Refused when that is all of them."""
+    names = {worker.host for worker in meta.workers}
+    left = sorted(names - _allowed(session, meta))
+    if len(left) == len(names):
+        session.allowed.check(left[0])
+        raise Refused(f"host {left[0]!r} is not allowed", host=left[0])
+    if left:
+        session.note(f"not allowed any more, so left alone: {', '.join(left)}")

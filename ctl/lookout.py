@@ -1,0 +1,114 @@
+"""Looking at the root again and again, and knowing when what is seen cannot be trusted.
+
+A look that fails or comes late is not news about any host. It makes the storage suspect: until the
+root answers again nobody is acted upon, and then all ages start anew. The lock lives in the child
+that looks, so a new child must take it before anything else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from ctl.ages import WatchClock
+from ctl.journal import Journal
+from ctl.observe import Report
+from ctl.rootio import Late, RootIO
+from fsworker.errors import Busy, FleetError, NotRunning
+from fsworker.protocol.layout import LAUNCH_META
+from fsworker.protocol.records.run import LaunchMeta
+
+log = logging.getLogger("ctl.lookout")
+
+LATE = 5.0
+"""Seconds that a look may take: beyond that the storage is suspected."""
+
+GONE_FOR = 60.0
+"""Seconds for which a run must be gone to be believed gone: a mount may come back."""
+
+
+class Lookout:
+    """Looks at one run root over a child process.
+
+    `clock` starts with the first look. `lost`: why the storage is suspected, empty when it is not.
+    `found_again`: this look is the first after that.
+    """
+
+    def __init__(
+        self, io: RootIO, journal: Journal, interval: float, *, late: float = LATE
+    ) -> None:
+        self.clock: WatchClock | None = None
+        self.meta: LaunchMeta | None = None
+        self.lost = ""
+        self.found_again = False
+        self._io, self._journal = io, journal
+        self._interval, self._late = interval, late
+        self._locked = 0
+        self._gone_since: float | None = None
+
+    def lock(self) -> None:
+        """Hold the run's watch lock from now on. Raises Busy when another watcher has it."""
+        warning = self._io.call("lock", self._late)
+        self._locked = self._io.generation
+        if warning:
+            self._journal.say(f"note: {warning}")
+
+    def look(self) -> Report | None:
+        """What lies on the root now; None while the storage is suspected.
+
+        Raises NotRunning when the run has been gone for a while, Busy when another watcher took
+        over while our child hung.
+        """
+        self.found_again = False
+        try:
+            report = self._ask()
+        except Busy:
+            raise
+        except NotRunning as error:
+            self.lose(str(error))
+            self._gone_since = self._gone_since or time.monotonic()
+            if time.monotonic() - self._gone_since > GONE_FOR:
+                raise
+            return None
+        except FleetError as error:
+            self.lose(str(error))
+            return None
+        self._gone_since = None
+        if self.lost:
+            self._journal.say("the storage answers again: all ages start anew", "storage_answers")
+            self.lost, self.found_again = "", True
+        return report
+
+    def lose(self, why: str) -> None:
+        """Suspect the storage; said once."""
+        if not self.lost:
+            self._journal.say(f"storage suspect: {why}: acting on nobody", "storage_suspect")
+        self.lost = why
+
+    def _ask(self) -> Report:
+        if not self._io.recover(0.0):
+            raise Late(f"the run root {self._io.root} still does not answer", path=self._io.root)
+        if self.clock:
+            # Before the look: what is seen after this moment can only be younger.
+            self.clock.tick(time.monotonic())
+        if not self._io.running or self._locked != self._io.generation:
+            self._lock_again()
+        begun = time.monotonic()
+        full = bool(self.lost) or self.meta is None
+        report = Report.from_plain(self._io.call("look", self._late, full=full))
+        if report.meta is not None:
+            self.meta = LaunchMeta.from_json(report.meta.encode(), LAUNCH_META)
+        if self.clock is None:
+            self.clock = WatchClock(self._interval, time.monotonic(), report.now)
+        took = time.monotonic() - begun
+        if took > self._late:  # we were frozen meanwhile, or only just not late
+            raise Late(f"a look took {took:.1f} s", path=self._io.root)
+        return report
+
+    def _lock_again(self) -> None:
+        try:
+            self.lock()
+        except Busy as error:
+            if self._io.abandoned:
+                raise Late(f"a process of ours that hangs holds the lock: {error}") from error
+            raise
