@@ -1,0 +1,63 @@
+# Everything here works from a fresh clone with Python 3.11 or newer, make and git.
+# The environment in .venv is made when first needed and renewed when what it is made from changes.
+
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+LEVELS ?= tests/unit tests/contract tests/fleet
+PYTEST_ARGS ?=
+JOBS ?= 2
+
+.PHONY: help demo test lint format bench clean
+
+help:
+	@echo "make demo    two workers on this machine grade 2,000 answers; one is killed on the way"
+	@echo "make test    unit, contract and fleet tests (LEVELS=tests/unit for the quick ones)"
+	@echo "make lint    ruff, mypy --strict, import-linter"
+	@echo "make format  ruff format, and the fixes that ruff is sure of"
+	@echo "make bench   the measurements that the documents quote"
+	@echo "make clean   remove the environment, caches and the demo's workspace"
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "shardfleet needs Python 3.11 or newer: none found on PATH (or set PYTHON=…)" >&2; exit 2; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make an environment: install its venv module (Debian: apt install python3-venv)" >&2; exit 2; }
+	"$(PYTHON)" -m venv $(VENV)
+
+# A stamp is written after the installation, so that one that was interrupted is done again.
+$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[examples]'
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[dev,examples]'
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) install -c constraints.txt -e '.[bench]'
+	@touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(JOBS) $(LEVELS) $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.bench
+	@set -e; found=; for b in bench/bench_*.py; do [ -e "$$b" ] || continue; found=1; \
+		echo "== $$b"; $(BIN)/python "$$b"; done; \
+	[ -n "$$found" ] || echo "there is no measurement in bench/ yet"
+
+clean:
+	rm -rf $(VENV) .demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build
