@@ -153,6 +153,8 @@ class _Board(Generic[T]):
                 return None
             index, self._next = self._next, self._next + 1
             self._since[index] = time.monotonic()
+            if self._each is not None:
+                self.changed.notify_all()  # there is a new time to look at
             return index
 
     def _put(self, index: int, outcome: Outcome[T]) -> bool:

@@ -44,10 +44,13 @@ class LocalLauncher(ScriptLauncher):
             text = f"host {host}: no shell can be started here: {error}"
             raise LaunchError(text, host=host, stage="command", transient=True) from error
         with child:
+            patience = 0.0
             try:
-                return _converse(host, child, body, sink, end)
+                status = _converse(host, child, body, sink, end)
+                patience = 2.0
+                return status
             finally:
-                _end(child)
+                _end(child, patience)
 
 
 def _environment() -> dict[str, str]:
@@ -107,11 +110,11 @@ def _too_late(host: str) -> LaunchError:
     )
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: subprocess.Popen[bytes], patience: float) -> None:
     # After a complete reply the host side is about to end by itself; it must be able to.
     if child.poll() is None:
         with suppress(subprocess.TimeoutExpired):
-            child.wait(2.0)
+            child.wait(patience)
     if child.returncode is None:
         # Not reaped yet, so the group is still the one that we made.
         with suppress(ProcessLookupError):

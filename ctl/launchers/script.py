@@ -70,8 +70,8 @@ def build(
     asked = shlex.quote(json.dumps(request, sort_keys=True))
     lines += [
         f"exec {shlex.quote(python)} -m {MODULE} {asked}",
-        "}",
-        "fleet_main </dev/null",
+        "} </dev/null",
+        "fleet_main",
         "",
     ]
     return "\n".join(lines).encode("utf-8", "surrogateescape")

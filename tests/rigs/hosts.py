@@ -23,6 +23,8 @@ from typing import Any, Self
 
 import pytest
 
+from tests.support.waiting import gone, wait_until
+
 REPO = Path(__file__).resolve().parents[2]
 INPUTS = Path(__file__).resolve().parent / "inputs"
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
@@ -83,10 +85,8 @@ class Host:
         inside = _children(self.process.pid)
         self.process.kill()
         self.process.wait()
-        deadline = time.monotonic() + 10
-        while any(os.path.exists(f"/proc/{pid}") for pid in inside):
-            assert time.monotonic() < deadline, f"host {self.name} outlives its unshare"
-            time.sleep(0.01)
+        what = f"the end of host {self.name} with its unshare"
+        wait_until(lambda: all(map(gone, inside)), what=what)
 
     def init_pid(self) -> int:
         """The pid, in our own pid space, of the host's first process, which is its sshd."""

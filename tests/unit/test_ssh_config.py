@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+
+import pytest
+
+from ctl.launchers.errors import LaunchError
+from ctl.launchers.sshconfig import (
+    effective,
+    jump_argv,
+    parse,
+    public_blob,
+    read_output,
+    split_files,
+)
+
+pytestmark = pytest.mark.unit
+needs_ssh = pytest.mark.skipif(not shutil.which("ssh"), reason="needs the ssh program")
+
+OUTPUT = """\
+user alice
+hostname n1.cluster
+port 2222
+addressfamily inet
+identitiesonly yes
+hashknownhosts yes
+identityfile ~/.ssh/id_ed25519
+identityfile %d/keys/%h-%p-%r-%n
+certificatefile ~/a-cert.pub
+userknownhostsfile /etc/a /etc/b
+globalknownhostsfile none
+connecttimeout 7
+serveraliveinterval 33
+hostkeyalias none
+proxyjump none
+"""
+
+
+def test_the_output_of_ssh_is_understood(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    found = parse("n1", read_output(OUTPUT), ("ssh",))
+    assert (found.hostname, found.port, found.user) == ("n1.cluster", 2222, "alice")
+    assert found.identity_files == (
+        "/home/me/.ssh/id_ed25519",
+        "/home/me/keys/n1.cluster-2222-alice-n1",
+    )
+    assert found.certificate_files == ("/home/me/a-cert.pub",)
+    assert found.identities_only and found.hash_known_hosts
+    assert found.user_known_hosts == ("/etc/a", "/etc/b")
+    assert found.global_known_hosts == ()
+    assert found.connect_timeout == 7
+    assert found.keepalive == 33
+    assert found.family == socket.AF_INET
+    assert found.proxy is None and found.agent is None and found.host_key_alias is None
+    assert found.known_as == ("[n1.cluster]:2222", "n1.cluster")
+
+
+def test_without_ssh_the_defaults_hold(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("HOME", "/home/me")
+    found = effective("n1")
+    assert (found.hostname, found.port) == ("n1", 22)
+    assert "/home/me/.ssh/id_ed25519" in found.identity_files
+    assert found.user_known_hosts[0] == "/home/me/.ssh/known_hosts"
+    assert found.known_as == ("n1",)
+    with pytest.raises(LaunchError, match="no ssh is installed"):
+        effective("n1", "/etc/ssh/ssh_config")
+
+
+@pytest.mark.parametrize(
+    ("value", "env", "agent"),
+    [
+        ("none", "/a", None),
+        ("SSH_AUTH_SOCK", "/a", "/a"),
+        ("$OTHER", "/a", "/o"),
+        ("/run/agent", "/a", "/run/agent"),
+    ],
+)
+def test_which_agent(monkeypatch, value, env, agent):
+    monkeypatch.setenv("SSH_AUTH_SOCK", env)
+    monkeypatch.setenv("OTHER", "/o")
+    assert parse("n1", {"identityagent": [value]}, ("ssh",)).agent == agent
+
+
+@pytest.mark.parametrize(
+    ("jump", "tail"),
+    [
+        ("gate", ["--", "gate"]),
+        ("me@gate:2200", ["-l", "me", "-p", "2200", "--", "gate"]),
+        ("ssh://me@gate:2200", ["-l", "me", "-p", "2200", "--", "gate"]),
+        ("[::1]:22", ["-p", "22", "--", "::1"]),
+        ("one,me@two,three", ["-J", "one,me@two", "--", "three"]),
+    ],
+)
+def test_jumps(jump, tail):
+    argv = list(jump_argv(jump, "n1", "22", ("ssh", "-F", "cfg")))
+    assert argv[:3] == ["ssh", "-F", "cfg"]
+    assert "BatchMode=yes" in argv
+    assert argv[argv.index("-W") + 1] == "[n1]:22"
+    assert argv[argv.index("-W") + 2 :] == tail
+
+
+def test_a_proxy_command_has_its_tokens_replaced():
+    given = {"proxycommand": ["nc %h %p # %r %n 100%%"], "hostname": ["h"], "user": ["u"]}
+    found = parse("n1", given, ("ssh",))
+    assert found.proxy == ("/bin/sh", "-c", "exec nc h 22 # u n1 100%")
+
+
+def test_passing_descriptors_is_refused_in_a_sentence():
+    given = {"proxycommand": ["x"], "proxyusefdpass": ["yes"]}
+    with pytest.raises(LaunchError, match="ProxyUseFdpass") as caught:
+        parse("n1", given, ("ssh",))
+    assert caught.value.stage == "connect"
+
+
+def test_files_with_blanks_are_found_again(tmp_path):
+    (tmp_path / "a b").touch()
+    (tmp_path / "c").touch()
+    value = f"{tmp_path}/a b {tmp_path}/c /not/there"
+    assert split_files(value) == [f"{tmp_path}/a b", f"{tmp_path}/c", "/not/there"]
+
+
+@needs_ssh
+def test_ssh_itself_is_asked(tmp_path):
+    config = tmp_path / "my config"
+    config.write_text(
+        "Match host n1 exec true\n  HostName 127.0.0.9\n  Port 2201\n"
+        "Host *\n  User bob\n  IdentityFile /k/%h\n  ProxyJump gate\n"
+    )
+    found = effective("n1", str(config))
+    assert (found.hostname, found.port, found.user) == ("127.0.0.9", 2201, "bob")
+    assert found.identity_files == ("/k/127.0.0.9",)
+    assert found.proxy is not None
+    assert found.proxy[1:3] == ("-F", str(config))
+
+
+@needs_ssh
+def test_a_wrong_configuration_is_told_in_the_words_of_ssh(tmp_path):
+    config = tmp_path / "config"
+    config.write_text("Colour red\n")
+    with pytest.raises(LaunchError, match="line 1") as caught:
+        effective("n1", str(config))
+    assert caught.value.stage == "connect"
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["", "-oProxyCommand=touch x"])
+def test_what_is_no_host_name_never_reaches_a_command_line(host):
+    with pytest.raises(LaunchError, match="not a host name"):
+        effective(host)
+
+
+def test_public_halves(tmp_path):
+    key = tmp_path / "key"
+    assert public_blob(str(key)) is None
+    (tmp_path / "key.pub").write_text("ssh-ed25519 QUJD me@here\n")
+    assert public_blob(str(key)) == b"ABC"
+    (tmp_path / "key.pub").write_text("broken\n")
+    assert public_blob(str(key)) is None
+    found = parse("n1", {"identityfile": [str(key), str(tmp_path / "no")]}, ("ssh",))
+    assert found.key_files() == [os.fspath(key)]
