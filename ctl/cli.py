@@ -154,9 +154,9 @@ def main(argv: list[str] | None = None) -> int:
     _configure_logging(session.debug)
     _catch_signals()
     try:
-        result = cli.main(args, prog_name="ctl", standalone_mode=False, obj=session)
-        sys.stdout.flush()
-        return result if isinstance(result, int) else 0
+        return _run(args, session)
+    except click.exceptions.Exit as error:
+        return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
         return 2
@@ -166,6 +166,16 @@ def main(argv: list[str] | None = None) -> int:
         return BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as error:
         return _report(error, session)
+
+
+def _run(args: list[str], session: Session) -> int:
+    if "_CTL_COMPLETE" in os.environ:
+        cli.main(args, prog_name="ctl")  # answers the shell and exits
+    # Not by click's own `main`, which decides about interrupts and lost readers before we can.
+    with cli.make_context("ctl", args, obj=session) as ctx:
+        result = cli.invoke(ctx)
+    sys.stdout.flush()
+    return result if isinstance(result, int) else 0
 
 
 def _report(error: BaseException, session: Session) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ctl.config import Config
 from ctl.hosts import Allowed
+from ctl.launchers import LAUNCHERS
 from ctl.roots import Run
 from ctl.workers import choose_workers, count_shards
 from fsworker import errors
@@ -70,7 +71,7 @@ def make(
     def pick(name: str) -> Any:
         return config.pick(name, wish.flags.get(name))
 
-    launcher = pick("launcher")
+    launcher = check_choice("launcher", pick("launcher"), tuple(LAUNCHERS))
     workers = choose_workers(
         wish.workers_json, wish.hosts, wish.shard_count, allowed, pick("concurrency"), launcher
     )
