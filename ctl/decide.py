@@ -12,7 +12,7 @@ import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ctl.health import SILENT, SUSPECT, Finding, Found, Limits, Observation, State, Verdict, judge
+from ctl.health import SUSPECT, Finding, Found, Limits, Observation, State, Verdict, judge
 from ctl.memory import HostMemory, restart_due, try_due
 
 BETWEEN_LIMIT = 150.0
@@ -219,7 +219,9 @@ def _hung(
         return _out_of_reach(o, verdict, past, now, limits)
     if not restart_due(past, now, limits):
         return past, []
-    return replace(past, restarted_at=now), [Action(Do.STOP, o.host, _why(verdict))]
+    return replace(past, restarted_at=now), [
+        Action(Do.STOP, o.host, _why(verdict), silent=verdict.silent)
+    ]
 
 
 def _out_of_reach(
@@ -232,8 +234,7 @@ def _out_of_reach(
         actions.append(Action(Do.REVOKE, o.host, f"{verdict.base} for too long", o.owners))
         new = replace(new, revoked_at=now)
     if try_due(past, now):
-        silent = o.beat is None or verdict.reason != "wrapper_dead"
-        actions.append(Action(Do.PROBE, o.host, str(verdict.base), silent=silent))
+        actions.append(Action(Do.PROBE, o.host, str(verdict.base), silent=verdict.silent))
         new = replace(new, tried_at=now)
     return new, actions
 
@@ -247,8 +248,7 @@ def _suspect(
     soon = tried is not None and now - tried < ASK_AGAIN
     if refused or soon or not try_due(past, now):
         return past, []
-    silent = verdict.base in SILENT
-    probe = Action(Do.PROBE, o.host, verdict.reason, silent=silent)
+    probe = Action(Do.PROBE, o.host, verdict.reason, silent=verdict.silent)
     return replace(past, tried_at=now), [probe]
 
 

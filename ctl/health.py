@@ -178,7 +178,7 @@ class Verdict:
     """A host's state. `base` is what decisions rest on, `state` is what is shown.
 
     They differ only for a host that dies again and again: shown as crash-looping, whatever it is
-    doing at the moment.
+    doing at the moment. `silent`: the suspicion was that no beat comes.
     """
 
     host: str
@@ -188,6 +188,7 @@ class Verdict:
     age: float | None = None
     words: str = ""
     found: Found | None = None
+    silent: bool = False
 
     @property
     def healthy(self) -> bool:
@@ -200,7 +201,7 @@ def judge(seen: Observation, finding: Finding | None, limits: Limits) -> Verdict
     base, words = _by_beat(seen, limits)
     reason = "status_bad" if seen.problem and base in SILENT else REASONS[base]
     words = words or seen.problem or ""
-    found = None
+    found, silent = None, base in SILENT
     if finding and base in SUSPECT and finding.holds(seen, base):
         found = finding.found
         base, words = _confirmed(base, finding, seen)
@@ -208,7 +209,7 @@ def judge(seen: Observation, finding: Finding | None, limits: Limits) -> Verdict
     if seen.short_lives >= limits.loop_deaths and _may_loop(base):
         state, said = State.CRASH_LOOPING, f"died {seen.short_lives} times soon after it started"
         words = f"{said}; {words}" if words else said
-    return Verdict(seen.host, state, base, reason, _age(seen), words, found)
+    return Verdict(seen.host, state, base, reason, _age(seen), words, found, silent)
 
 
 def still_beats(seen: Observation, limits: Limits) -> bool:

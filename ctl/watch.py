@@ -37,7 +37,7 @@ ROUNDS = 8
 """Looks that `once` takes at most: probe, stop and start each need one after them."""
 
 ONCE_LIMIT = 600.0
-LEAVE_PATIENCE = 10.0
+LEAVE_PATIENCE = 6.0
 UNKNOWN = 4
 
 
