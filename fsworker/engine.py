@@ -1,0 +1,320 @@
+"""The two threads of a client: one that sends what was submitted, one that reads what came back.
+
+Two, because either may wait for the storage: a slow submission must not delay results that are
+there, nor the other way round. They share the table of batches that are on their way, and never
+hold a lock while they touch the disk. Whatever goes wrong ends in an exception for those who wait;
+a thread that stops without a word would leave them waiting for ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from fsworker import receivers
+from fsworker.delivery import Delivered, Delivery, Want
+from fsworker.errors import FleetError
+from fsworker.liveness import Liveness
+from fsworker.outbound import Call, Outbound, Outgoing
+from fsworker.pace import Pace
+from fsworker.protocol import layout, segment
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.layout import Token
+from fsworker.protocol.records.run import Manifest
+from fsworker.protocol.segment import Segment
+from fsworker.receivers import Receiver, Strip
+from fsworker.remote import lost
+from fsworker.sizing import Sizer
+from fsworker.submitter import Submitter
+from fsworker.transit import Transit
+
+log = logging.getLogger(__name__)
+
+AHEAD = 4
+"""Batches per shard, and tasks per slot, that are on their way at most: enough to keep workers
+busy over a round trip, few enough to cut what is left by what was learnt."""
+
+LINGER = 0.001
+"""Seconds to wait for company while many submit. A task that comes alone is sent at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a client may choose. Times in seconds; `stream` None: one of its own, removed at the
+    end; `outstanding`: tasks that are not answered yet before `submit` blocks."""
+
+    stream: str | None = None
+    timeout: float | None = None
+    batch_size: int = 4096
+    no_worker_timeout: float | None = 60.0
+    outstanding: int = 65_536
+
+
+class Engine:
+    """Sends and reads for one client in one process. Its threads end when it is closed and
+    everything is answered."""
+
+    def __init__(self, store: Store, manifest: Manifest, settings: Settings) -> None:
+        self.incarnation = layout.new_incarnation()
+        self.stream = settings.stream or f"client-{self.incarnation}"
+        self.settings = settings
+        self.shards = [w.shard for w in manifest.workers] or list(range(manifest.shard_count))
+        self.sizer = Sizer(settings.batch_size, len(self.shards))
+        self._slots = sum(w.concurrency for w in manifest.workers)
+        self._encoded = layout.encode(self.stream)
+        self._store = store
+        self._queue = Outbound(self.sizer)
+        self._submitter = Submitter(store, self.incarnation)
+        self._delivery = Delivery(store, self._encoded, self._judge)
+        self._liveness = Liveness(store, settings.no_worker_timeout)
+        self._transit = Transit(settings.outstanding)
+        self._numbers = itertools.count()
+        self._next_shard = int(self.incarnation, 16) % len(self.shards)
+        self._opened = False
+        self._wake = threading.Event()
+        self._news = threading.Event()
+        self._closing = False
+        self._sent_all = False
+        self._broken: BaseException | None = None
+        self._sender = self._thread(self._send_loop, "send")
+        self._reader = self._thread(self._read_loop, "read")
+
+    def start(self) -> None:
+        """Begin."""
+        self._sender.start()
+        self._reader.start()
+
+    def submit(self, fn: str, record: bytes, future: Future[Any]) -> None:
+        """Queue a call; waits while too many are unanswered, except in a future's callback."""
+        self._check()
+        # A callback that waited in the reading thread would wait for itself.
+        waits = threading.current_thread() is not self._reader
+        self._transit.admit(1, self._is_over if waits else None)
+        self._check()
+        self._queue.add_call(Call(fn, record, future))
+        self._wake_sender()
+
+    def send(self, strip: Strip) -> None:
+        """Queue a strip. Whoever makes strips bounds them: this never waits."""
+        self._check()
+        self._transit.admit(strip.waiting)
+        self._queue.add_strip(strip)
+        self._wake_sender()
+
+    def withdraw(self, strip: Strip) -> None:
+        """Send no more of a strip, whose values nobody wants any longer."""
+        self._transit.answered(self._queue.drop(strip))
+        self._wake_sender()
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Accept nothing more; with `cancel` drop what was not sent yet."""
+        self._closing = True
+        if cancel:
+            self._transit.answered(self._queue.cancel())
+        self._transit.wake()
+        self._wake.set()
+        self._news.set()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until everything is answered, at most `timeout` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        for thread in (self._sender, self._reader):
+            if thread is not threading.current_thread():
+                thread.join(None if end is None else max(0.0, end - time.monotonic()))
+
+    def flush(self, timeout: float) -> None:
+        """Close, and wait until everything is sent: the results may be read by another."""
+        self.close()
+        self._sender.join(timeout)
+
+    # -- sending
+
+    def _send_loop(self) -> None:
+        while self._await_room():
+            try:
+                if not self._opened:
+                    self._submitter.open_stream(self._encoded)
+                    self._opened = True
+                self._send_what_fits()
+            except FleetError as error:
+                self._give_up(error)
+        self._sent_all = True
+        self._news.set()
+
+    def _await_room(self) -> bool:
+        """Wait until something can be sent; False when there will be nothing more."""
+        while True:
+            self._wake.clear()
+            if self._broken is not None:
+                return False
+            if self._queue and self._room() > 0:
+                return True
+            if self._closing and not self._queue:
+                return False
+            self._wake.wait()
+
+    def _room(self) -> int:
+        target = self.sizer.choose(None)
+        return (
+            max(AHEAD * self._slots, AHEAD * target * len(self.shards)) - self._transit.on_their_way
+        )
+
+    def _send_what_fits(self) -> None:
+        if self._transit.on_their_way:
+            time.sleep(LINGER)
+        used: set[int] = set()
+        for outgoing in self._queue.take(self._room()):
+            shard = self._send_batch(outgoing)
+            if shard is not None:
+                used.add(shard)
+        if self._queue.cancelled:
+            gone, self._queue.cancelled = self._queue.cancelled, 0
+            self._transit.answered(gone)
+        if used:
+            try:
+                self._submitter.sync(used)
+            except FleetError as error:
+                log.warning("submitted, but a crash of the file server may undo it: %s", error)
+
+    def _send_batch(self, outgoing: Outgoing) -> int | None:
+        """Submit one batch; its shard, or None when its tasks were failed instead."""
+        shard = self.shards[self._next_shard]
+        self._next_shard = (self._next_shard + 1) % len(self.shards)
+        batch = f"{self._encoded}-{self.incarnation}-{next(self._numbers)}"
+        token = Token(batch, shard)
+        receiver = outgoing.receiver
+        # Known before it is submitted: its results may be there before `enqueue` returns.
+        self._transit.register(batch, receiver)
+        try:
+            self._submitter.prepare(token, self._encode(outgoing))
+            self._submitter.enqueue(token)
+        except FleetError as error:
+            failure = error
+            self._transit.finish(batch, lambda receiver: receiver.fail(failure))
+            return None
+        self._news.set()
+        return shard
+
+    def _encode(self, outgoing: Outgoing) -> bytes:
+        meta = {
+            "fn": outgoing.fn,
+            "timeout": self.settings.timeout,
+            "stream": self.stream,
+            "created": time.time(),
+        }
+        return segment.encode(Segment(segment.BATCH, meta, outgoing.records))
+
+    # -- reading
+
+    def _read_loop(self) -> None:
+        pace = Pace()
+        while self._await_pending():
+            if self._news.is_set():
+                self._news.clear()
+                pace.reset()
+            if self._read_once():
+                pace.reset()
+                self._liveness.heard()
+            elif (reason := self._liveness.check()) is not None:
+                self._give_up(reason)
+            self._news.wait(pace.next())
+        if self.settings.stream is None:
+            self._remove_stream()
+
+    def _await_pending(self) -> bool:
+        """Wait until a result can come; False when none will."""
+        while not self._transit:
+            if self._sent_all or self._broken is not None:
+                return bool(self._transit)
+            self._news.wait()
+            self._news.clear()
+            self._liveness.heard()
+        return self._broken is None
+
+    def _read_once(self) -> bool:
+        """Look at the stream once; whether something came."""
+        came = False
+        kept: list[Delivered] = []
+        try:
+            for delivered in self._delivery.poll():
+                came = True
+                self._deliver(delivered)
+                if delivered.final:
+                    kept.append(delivered)
+        except OSError as error:
+            log.warning("cannot read results in %s yet: %s", self._store.root, error)
+        for delivered in kept:
+            self._delivery.forget(delivered)
+        return came
+
+    def _deliver(self, delivered: Delivered) -> None:
+        if not delivered.final:
+            receiver = self._transit.receiver(delivered.batch)
+            if receiver is not None:
+                receiver.take(delivered.rows)
+            return
+
+        def answer(receiver: Receiver) -> None:
+            if delivered.lost is not None:
+                receiver.fail(lost(delivered.lost))
+                return
+            self.sizer.learn(receiver.count, delivered.meta.get("elapsed"))
+            receiver.take(delivered.rows)
+            receivers.close(receiver)
+
+        self._transit.finish(delivered.batch, answer)
+        self._wake_sender()
+
+    def _judge(self, batch: str) -> Want:
+        if batch in self._transit:
+            return Want.TAKE
+        mine = batch.rsplit("-", 2)[1] == self.incarnation
+        return Want.DROP if mine else Want.LEAVE
+
+    def _remove_stream(self) -> None:
+        try:
+            self._store.rmdir(layout.outbox_dir(self._encoded))
+        except OSError as error:
+            log.debug("%s stays: %s", layout.outbox_dir(self._encoded), error)
+
+    # -- both
+
+    def _give_up(self, reason: BaseException) -> None:
+        """Fail everything that waits."""
+        self._transit.fail_all(reason)
+        self._transit.answered(self._queue.fail(reason))
+
+    def _wake_sender(self) -> None:
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise FleetError(f"this client has failed: {self._broken}") from self._broken
+        if self._closing:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+    def _is_over(self) -> bool:
+        return self._closing or self._broken is not None
+
+    def _thread(self, loop: Callable[[], None], name: str) -> threading.Thread:
+        def run() -> None:
+            try:
+                loop()
+            except BaseException as error:
+                log.exception("the client's thread %r failed", name)
+                self._break(error)
+
+        return threading.Thread(target=run, name=f"shardfleet-{name}", daemon=True)
+
+    def _break(self, error: BaseException) -> None:
+        self._broken = error
+        self._give_up(error if isinstance(error, FleetError) else FleetError(f"failed: {error!r}"))
+        self._wake.set()
+        self._news.set()

@@ -1,0 +1,78 @@
+"""What a caller gets for a task that has no value: the remote failure as an exception.
+
+Each way to fail that calls for its own reaction has its own class, so that callers decide by type
+and never by text. The words of a result's status stay in `outcomes`; here they become exceptions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsworker import outcomes
+from fsworker.errors import FleetError, UsageError
+
+
+class TaskError(FleetError):
+    """A task that was sent and has no value.
+
+    `status` is the result's status, `type` the remote exception's name, `remote_message` its text
+    and `traceback` the remote traceback as text (empty when there is none).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: str = outcomes.ERROR,
+        type: str = "",
+        remote_message: str = "",
+        traceback: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.remote_message = remote_message
+        self.traceback = traceback
+
+
+class TaskTimeout(TaskError):
+    """The task was ended because it took longer than its timeout."""
+
+
+class TaskCrashed(TaskError):
+    """The process that executed the task vanished: a signal or an exit that nobody asked for."""
+
+
+class WorkerDied(TaskError):
+    """The task was given up because workers died whenever they executed it."""
+
+
+class NotSent(UsageError):
+    """A task that cannot be packed, or is too large; nobody has seen it but its client."""
+
+
+_CLASSES: dict[str, type[TaskError]] = {
+    outcomes.TIMEOUT: TaskTimeout,
+    outcomes.CRASHED: TaskCrashed,
+    outcomes.WORKER_DIED: WorkerDied,
+}
+
+
+def task_error(status: str, value: Any) -> TaskError:
+    """The exception for a result that is not ok; `value` is its map, or whatever came instead."""
+    fields = value if isinstance(value, dict) else {"message": repr(value)}
+    kind, text = str(fields.get("type", status)), str(fields.get("message", ""))
+    sentence = str(fields.get("short") or f"{kind}: {text}".rstrip(": "))
+    return _CLASSES.get(status, TaskError)(
+        sentence,
+        status=str(status),
+        type=kind,
+        remote_message=text,
+        traceback=str(fields.get("traceback", "")),
+    )
+
+
+def lost(why: str) -> TaskError:
+    """The exception for a task whose result was committed but cannot be had."""
+    cause = outcomes.cause("DamagedFile", why)
+    return task_error(outcomes.INVALID, {**cause, "short": why})
