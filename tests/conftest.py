@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,23 +40,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In CI a test that skips itself has failed."""
-    report: pytest.TestReport = yield  # type: ignore[assignment, misc]
+    report = yield
     if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped where nothing may be missing: {_reason(report.longrepr)}"
-    return report  # type: ignore[return-value]
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """In CI a module that skips itself has failed."""
-    report: pytest.CollectReport = yield  # type: ignore[assignment, misc]
+    report = yield
     if IN_CI and report.skipped:
         report.outcome = "failed"
         report.longrepr = f"skipped where nothing may be missing: {_reason(report.longrepr)}"
-    return report  # type: ignore[return-value]
+    return report
 
 
 def _reason(longrepr: object) -> str:
