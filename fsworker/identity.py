@@ -155,53 +155,85 @@ def end_tree(
     newly started ones until none is left or `kill_patience` has passed. `below` are processes
     whose descendants are meant but not they themselves. Returns what is left.
     """
-    hunt = _Hunt(tuple(roots), place, tokens or {}, tuple(below), frozenset(spare))
+    seek = (lambda: find_by_environ(tokens, place)) if tokens else None
+    hunt = Hunt(place, roots, seek=seek, below=below, spare=spare)
     left = hunt.pursue(signal.SIGTERM, grace) if grace > 0 else hunt.look()
     if left and kill_patience is not None:
-        left = hunt.pursue(signal.SIGKILL, kill_patience)
-    states = [(who.pid, state_of(who, place, patience=0.2)) for who in left]
-    return [Left(pid, state) for pid, state in states if state not in PROVABLY_DEAD]
+        hunt.pursue(signal.SIGKILL, kill_patience)
+    return hunt.left()
 
 
-class _Hunt:
-    """What `end_tree` knows: every process once seen as part of the tree stays part of it."""
+class Hunt:
+    """The pursuit of a tree of processes: what was once seen as part of it stays part of it.
+
+    `seek` finds more of them than the tree of parents shows. The process that hunts and those
+    above it are spared, unless they are among `roots`.
+    """
 
     def __init__(
         self,
-        roots: tuple[Identity, ...],
         place: Place,
-        tokens: Mapping[str, str],
-        below: tuple[int, ...],
-        spare: frozenset[int],
+        roots: Iterable[Identity] = (),
+        *,
+        seek: Callable[[], list[Identity]] | None = None,
+        below: Iterable[int] = (),
+        spare: Collection[int] = (),
     ) -> None:
-        self._place, self._tokens, self._below = place, tokens, below
+        self._place, self._seek, self._below = place, seek, tuple(below)
         me = os.getpid()
-        self._never = spare | {0, 1, me, *procfs.ancestors(me)}
+        self._never = {0, 1, me, *procfs.ancestors(me), *spare}
         self._seen: dict[Identity, None] = dict.fromkeys(roots)
         self._signalled: set[tuple[Identity, int]] = set()
 
     def look(self) -> list[Identity]:
         """Everything of the tree that lives now."""
-        living = [who for who in self._seen if state_of(who, self._place) in RUNNING]
-        below = [who.pid for who in living] + list(self._below)
+        below = [who.pid for who in self._living()] + list(self._below)
         found = [self._place.identify(stat) for stat in procfs.descendants(below)]
-        if self._tokens:
-            found += find_by_environ(self._tokens, self._place)
+        if self._seek:
+            found += self._seek()
         self._seen.update(dict.fromkeys(who for who in found if who.pid not in self._never))
-        return [who for who in self._seen if state_of(who, self._place) in RUNNING]
+        return self._living()
 
-    def pursue(self, signum: int, patience: float) -> list[Identity]:
-        """Signal each of them once, and newcomers as they appear, until none lives."""
+    def pursue(
+        self,
+        signum: int,
+        patience: float,
+        *,
+        tops_only: bool = False,
+        instead: Mapping[Identity, int] | None = None,
+    ) -> list[Identity]:
+        """Signal each of them once, and newcomers as they appear, until none lives.
+
+        With `tops_only` one is signalled only when nothing of the tree is above it: it is left to
+        end those below it in its own way. `instead` names other signals for some.
+        """
+        signals = instead or {}
         end, pause = time.monotonic() + patience, 0.01
         while True:
             living = self.look()
-            for who in living:
-                if (who, signum) not in self._signalled and send(who, signum, self._place):
-                    self._signalled.add((who, signum))
+            for who in _tops(living) if tops_only else living:
+                this = who, signals.get(who, signum)
+                if this not in self._signalled and send(*this, self._place):
+                    self._signalled.add(this)
             if not living or time.monotonic() >= end:
                 return living
-            time.sleep(pause)
+            time.sleep(max(0.0, min(pause, end - time.monotonic())))
             pause = min(0.5, pause * 1.5)
+
+    def left(self) -> list[Left]:
+        """What of it still runs, with its state."""
+        states = [(who.pid, state_of(who, self._place, patience=0.2)) for who in self.look()]
+        return [Left(pid, state) for pid, state in states if state in RUNNING]
+
+    def _living(self) -> list[Identity]:
+        return [who for who in self._seen if state_of(who, self._place) in RUNNING]
+
+
+def _tops(living: list[Identity]) -> list[Identity]:
+    """Those whose parent is not among them, or is stopped and so cannot pass anything on."""
+    stats = {who.pid: procfs.read_stat(who.pid) for who in living}
+    active = {pid for pid, stat in stats.items() if stat and stat.state not in "Tt"}
+    return [who for who in living if (s := stats[who.pid]) and s.ppid not in active]
 
 
 def _hidden(pid: int) -> bool:

@@ -29,8 +29,11 @@ from fsworker.protocol.records.run import HostIdentity
 
 log = logging.getLogger("fsworker.wrapper")
 
-TOLD = (signal.SIGTERM, signal.SIGINT)
-SIGNALS = (*TOLD, signal.SIGHUP, signal.SIGCHLD)
+STOP_SIGNAL = signal.SIGUSR1
+"""Stop, however often it is said. TERM and INT mean the same the first time, KILL the second."""
+
+IMPATIENT = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (*IMPATIENT, STOP_SIGNAL, signal.SIGHUP, signal.SIGCHLD)
 LEFTOVER_GRACE = 2.0
 
 Report = Callable[[dict[str, object]], None]
@@ -64,7 +67,8 @@ class Wrapper:
         me = identify(os.getpid(), self._place)
         self._who = HostIdentity(options.host, options.launch, me)
         self._files_due = False
-        self._told = 0
+        self._told = False
+        self._impatience = 0
         self._next_look = 0.0
         self._troubles: dict[str, str] = {}
 
@@ -122,24 +126,21 @@ class Wrapper:
 
     def _see_through(self, life: Life) -> float:
         """Wait for the end of a life, passing on what we are told; returns how long it was."""
-        passed_on = 0
+        asked = killed = False
         while not life.reap():
-            if passed_on < min(2, self._told):
-                passed_on += 1
-                self._pass_on(life, again=passed_on == 2)
+            if self._told and not asked:
+                log.info("stopping: TERM to worker pid=%d, which may take its time", life.pid)
+                life.signal(signal.SIGTERM)
+                asked = True
+            elif self._impatience > 1 and not killed:
+                log.warning("told again: KILL to worker pid=%d and all below it", life.pid)
+                self._end_all(life, grace=0.0)
+                killed = True
             else:
                 self._listen(self._o.poll)
         log.info("worker pid=%d ended rc=%s after %.1f s", life.pid, life.code, life.lived)
         self._bury(life)
         return life.lived
-
-    def _pass_on(self, life: Life, *, again: bool) -> None:
-        if again:
-            log.warning("told again: KILL to worker pid=%d and all below it", life.pid)
-            self._end_all(life, grace=0.0)
-        else:
-            log.info("stopping: TERM to worker pid=%d, which may take its time", life.pid)
-            life.signal(signal.SIGTERM)
 
     def _bury(self, life: Life) -> None:
         """End everything that the dead worker left behind, and its pid file, which now lies."""
@@ -171,9 +172,10 @@ class Wrapper:
         """Wait for a signal, for `seconds` at most, and look at `ctl/` when it is time."""
         wait = max(0.0, min(seconds, self._next_look - time.monotonic()))
         info = signal.sigtimedwait(SIGNALS, wait)
-        if info and info.si_signo in TOLD:
+        if info and info.si_signo in (*IMPATIENT, STOP_SIGNAL):
             log.info("got %s", signal.Signals(info.si_signo).name)
-            self._told += 1
+            self._told = True
+            self._impatience += info.si_signo in IMPATIENT
         if time.monotonic() >= self._next_look:
             self._look()
 
@@ -192,7 +194,7 @@ class Wrapper:
             self._store, self._o.host, self._o.launch, present
         ):
             log.info("a stop intent covers launch %d", self._o.launch)
-            self._told = 1
+            self._told = True
 
     def _publish(self) -> None:
         if self._try("write pid files", lambda: lifefiles.publish(self._store, self._who)):

@@ -189,6 +189,20 @@ def test_told_twice_it_kills(bench: Bench) -> None:
     assert f"worker pid={report['worker_pid']} ended rc=-9" in bench.wrap_log()
 
 
+def test_told_in_two_ways_or_by_a_repeated_stop_it_does_not_kill(bench: Bench) -> None:
+    report = bench.start("drain:2.0")
+    bench.wait_lives(1)
+    bench.ctl("stop").write_text("")
+    wait_until(lambda: "TERM to worker" in bench.wrap_log(), what="the first TERM")
+    for _ in range(3):
+        os.kill(report["wrap_pid"], signal.SIGUSR1)
+        time.sleep(0.05)
+    os.kill(report["wrap_pid"], signal.SIGTERM)
+    bench.wait_gone(report["wrap_pid"], report["worker_pid"])
+    assert bench.ctl("log").read_text() == "drained\n"
+    assert bench.wrap_log().count("got SIGUSR1") == 3
+
+
 @pytest.mark.parametrize("how", ["term", "intent"])
 def test_a_stop_between_two_lives_prevents_the_next(bench: Bench, how: str) -> None:
     report = bench.start("exit:1", "--retry-first", "5.0", "--retry-cap", "5.0")

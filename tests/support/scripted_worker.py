@@ -2,10 +2,10 @@
 
     scripted_worker.py LIVES_FILE ACTION [--shard N …]
 
-ACTION: `exit:CODE` at once, `signal:NUMBER` to itself, `serve` until TERM or until the wrapper is
-gone, `drain:SECONDS` after TERM, `deaf` to TERM and to the end of its wrapper, `strays` (leaves
-helpers behind and dies), `noise` (writes for ever). One action, or several split by commas, one a
-life; the last repeats.
+The options of a real worker may follow. ACTION: `exit:CODE` at once, `signal:NUMBER` to itself,
+`serve` until TERM or until the wrapper is gone, `drain:SECONDS` after TERM, `deaf` to TERM and to
+the end of its wrapper, `strays` (leaves helpers behind and dies), `noise` (writes for ever). One
+action, or several split by commas, one a life; the last repeats.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ def main() -> int:
     term_read, term_write = os.pipe()
     deaf = action == "deaf"
     signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else lambda *_: os.write(term_write, b"T"))
+    lock = None if "FLEET_LIFE_FD" in os.environ else live_without_wrapper()
     helpers = leave_strays() if action == "strays" else []
     fds = {int(n): os.readlink(f"/proc/self/fd/{n}") for n in ("0", "1", "2")}
     me = {
@@ -39,6 +41,7 @@ def main() -> int:
         "env": {k: v for k, v in os.environ.items() if k.startswith("FLEET_")},
         "fds": fds,
         "helpers": helpers,
+        "own_lock": lock is not None,
         "argv": sys.argv,
     }
     with lives.open("a") as file:
@@ -65,6 +68,21 @@ def serve(term: int, drain: float) -> int:
         time.sleep(drain)
         print("drained", flush=True)
     return 0
+
+
+def live_without_wrapper() -> socket.socket:
+    """What a worker does that was started directly: lock, identity, pid file."""
+    from fsworker import hostlock, identity, lifefiles
+    from fsworker.protocol.fsops import Store
+    from fsworker.protocol.records.run import HostIdentity
+
+    option = {name: sys.argv[sys.argv.index(name) + 1] for name in ("--root", "--host", "--launch")}
+    root, host = option["--root"], option["--host"]
+    store = Store(root)
+    lock = hostlock.hold(root, lifefiles.read_manifest(store).run_id, host)
+    me = identity.identify(os.getpid(), identity.Place.here(host))
+    lifefiles.publish(store, HostIdentity(host, int(option["--launch"]), worker=me))
+    return lock
 
 
 def leave_strays() -> list[int]:
