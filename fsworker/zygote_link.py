@@ -100,10 +100,10 @@ class ZygoteLink:
                 return messages, False
             messages.append(json.loads(data))
 
-    def ended_how(self) -> tuple[str, int]:
+    def ended_how(self, patience: float = 1.0) -> tuple[str, int]:
         """How a zygote that is not there any more ended; it is reaped."""
         try:
-            code = self._process.wait(CLOSE_PATIENCE)
+            code = self._process.wait(patience)
         except subprocess.TimeoutExpired:
             self.kill()
             code = self._process.wait()
@@ -116,7 +116,7 @@ class ZygoteLink:
     def close(self) -> None:
         """End the zygote and every slot of it, and wait until they are gone."""
         self._sock.close()
-        self.ended_how()
+        self.ended_how(CLOSE_PATIENCE)
 
 
 def end_inherited(slots: Collection[int], spared: Collection[int], patience: float = 2.0) -> None:

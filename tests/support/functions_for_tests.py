@@ -51,6 +51,25 @@ def environment(*names: str) -> list[str | None]:
     return [os.environ.get(name) for name in names]
 
 
+def append(path: str, name: str, seconds: float) -> None:
+    with open(path, "a") as file:
+        file.write(f"{name}\n")
+    time.sleep(seconds)
+    with open(path, "a") as file:
+        file.write(f"/{name}\n")
+
+
+def kill_worker(index: int) -> int:
+    """Task 2 ends its slot, the zygote and the worker, as a machine that crashes would."""
+    if index == 2:
+        zygote = os.getppid()
+        with open(f"/proc/{zygote}/stat") as file:
+            worker = int(file.read().rpartition(")")[2].split()[1])
+        os.kill(worker, signal.SIGKILL)
+        time.sleep(60)
+    return index
+
+
 class _Odd(Exception):
     def __init__(self, a: int, b: int) -> None:
         super().__init__("odd one")

@@ -1,0 +1,101 @@
+"""The command `fsworker`: options in, one life of a worker, errors as one sentence."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import click
+
+import fsworker
+from fsworker.errors import FleetError, UsageError
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(fsworker.__version__, prog_name="fsworker")
+def cli() -> None:
+    """Execute tasks on a host of a fleet."""
+
+
+@cli.command()
+@click.option("--root", required=True, envvar="FLEET_ROOT", help="The run root.")
+@click.option("--shard", type=click.IntRange(0), default=0, show_default=True, help="Home shard.")
+@click.option("--host", required=True, help="The name under which this host is allowed.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 4096), default=48, show_default=True, help="Slots."
+)
+@click.option("--launch", type=click.IntRange(0), default=None, help="Number of this launch.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(0),
+    default=10.0,
+    show_default=True,
+    help="Seconds that running batches get to finish after TERM.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(_LEVELS, case_sensitive=False),
+    default="INFO",
+    show_default=True,
+)
+def run(
+    root: str,
+    shard: int,
+    host: str,
+    concurrency: int,
+    launch: int | None,
+    grace: float,
+    log_level: str,
+) -> None:
+    """Claim and execute work of one run until told to stop.
+
+    TERM drains: what has not begun is given back, what runs may finish within the grace. A second
+    TERM or INT gives everything back now.
+    """
+    from fsworker.worker import Options, Worker
+
+    _occupy_standard_descriptors()
+    logging.basicConfig(
+        level=log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    if not os.path.isabs(root):
+        raise UsageError(f"--root {root!r} must be an absolute path")
+    number = launch if launch is not None else _launch_from_environment()
+    options = Options(root, shard, host, concurrency, number, grace)
+    code = Worker(options).run()
+    if code:
+        sys.exit(code)
+
+
+def _launch_from_environment() -> int:
+    text = os.environ.get("FLEET_LAUNCH", "0")
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"FLEET_LAUNCH must be a number, not {text!r}")
+    return int(text)
+
+
+def _occupy_standard_descriptors() -> None:
+    """Nothing of ours may ever get a descriptor that user code takes for its standard ones."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
+
+
+def main() -> None:
+    """Entry point; a FleetError becomes its sentence and its exit code."""
+    arguments = sys.argv[1:]
+    if arguments and arguments[0].startswith("-") and arguments[0] not in _OWN_OPTIONS:
+        arguments = ["run", *arguments]  # `python -m fsworker --root …` of older scripts
+    try:
+        cli.main(arguments, prog_name="fsworker", standalone_mode=True)
+    except FleetError as error:
+        print(f"fsworker: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+_OWN_OPTIONS = ("--help", "-h", "--version")

@@ -1,0 +1,277 @@
+"""The worker: one thread, one loop, which polls, claims, hands out, collects, commits and beats.
+
+User code never runs in this process, so nothing that it does can stop the loop; and since the
+heartbeat is published by the loop, it stops when the loop does. The ways to end are here too: a
+first TERM or INT drains (what has not begun is given back at once, what runs may finish within the
+grace), a second one, or the end of the wrapper, gives everything back now.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from fsworker import admission, executors, hostlock, lifefiles, slot_main, surroundings
+from fsworker.backlog import Work
+from fsworker.custody import Custody
+from fsworker.errors import Busy, FleetError, Refused
+from fsworker.executors import Executor, Setting
+from fsworker.heartbeat import BEAT_EVERY, Pulse
+from fsworker.intake import Intake
+from fsworker.protocol import layout, ledger
+from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.layout import Owner
+from fsworker.protocol.ledger import Expelled
+from fsworker.protocol.records.run import HostIdentity, Manifest
+
+log = logging.getLogger("fsworker.worker")
+
+STOP_EVERY = 2.0
+LOOK_EVERY = 0.05
+RECLAIM_EVERY = 1.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a worker is started with."""
+
+    root: str
+    shard: int
+    host: str
+    concurrency: int
+    launch: int = 0
+    grace: float = 10.0
+
+
+class Worker:
+    """One life of a worker."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._store = Store(os.path.realpath(options.root))
+        incarnation = os.environ.get("FLEET_INCARNATION", "")
+        self._owner = Owner(options.host, _valid(incarnation) or layout.new_incarnation())
+        self._pulse = Pulse(self._store, self._owner, options.launch, options.shard)
+        self._selector = selectors.DefaultSelector()
+        self._wrapped = surroundings.wrapped()
+        self._due = {"beat": 0.0, "stop": 0.0, "reclaim": 0.0}
+        self._ends = 0
+        self._deadline: float | None = None
+        self._served = False
+        self._refusal: str | None = None
+        self._kept: list[socket.socket] = []
+
+    def run(self) -> int:
+        """Live; returns the exit code. Raises FleetError for what the user has to know."""
+        try:
+            manifest = admission.admit(self._store, self._options.shard)
+            self._open(manifest)
+        except FleetError as error:
+            self._refuse(error)
+            raise
+        try:
+            while not self._over():
+                for key, mask in self._selector.select(self._pause()):
+                    key.data(mask)
+                self._turn(time.monotonic())
+        finally:
+            self._close()
+        return 0
+
+    # -- the beginning
+
+    def _open(self, manifest: Manifest) -> None:
+        options = self._options
+        self._kept = [hostlock.hold(self._store.root, manifest.run_id, options.host)]
+        self._kept += surroundings.listen(self._selector, self._on_signal, self._on_wrapper_gone)
+        slot_main.inherit_orphans()
+        surroundings.set_environment(self._store.root, manifest.run_id, self._owner, options.shard)
+        try:
+            self._store.run(ledger.enlist(self._owner))
+            if not self._wrapped:
+                me = self._pulse.me
+                lifefiles.publish(
+                    self._store,
+                    HostIdentity(options.host, options.launch, None, me, self._owner.incarnation),
+                )
+        except OSError as error:
+            raise storage_error(error, "write to", self._store.root) from error
+        setting = Setting(
+            options.concurrency,
+            admission.function_names(manifest),
+            manifest.task_timeout,
+            manifest.slot_start,
+            inherits=True,
+        )
+        self._executor: Executor = executors.open_executor(executors.TASKS, setting, self._selector)
+        self._intake = Intake(self._store, manifest, options.host, options.shard)
+        self._custody = Custody(
+            self._store,
+            manifest,
+            self._owner,
+            self._executor,
+            self._intake,
+            self._pulse.counters,
+        )
+
+    def _refuse(self, error: FleetError) -> None:
+        """Say in the heartbeat why this worker does not run, for whoever waits for it."""
+        if isinstance(error, Busy):
+            return  # the heartbeat is another worker's, who is well
+        self._refusal = str(error)
+        if os.path.isdir(self._store.path(layout.STATUS)):
+            self._pulse.beat(ready=False, refused=self._refusal)
+
+    # -- the loop
+
+    def _over(self) -> bool:
+        if self._deadline is None:
+            return False
+        return self._custody.quiet or time.monotonic() >= self._deadline
+
+    def _pause(self) -> float:
+        now = time.monotonic()
+        due = min(self._due["beat"], self._custody.due(now, taking=self._taking()))
+        if not self._wrapped:
+            due = min(due, self._due["stop"])
+        if not self._served or self._executor.busy():
+            due = min(due, now + LOOK_EVERY)
+        if self._deadline is not None:
+            due = min(due, self._deadline)
+        return max(0.0, min(due - now, BEAT_EVERY))
+
+    def _taking(self) -> bool:
+        return self._served and self._deadline is None
+
+    def _turn(self, now: float) -> None:
+        touched = self._executor.step(now)
+        if self._executor.refused:
+            raise self._declined(self._executor.refused)
+        try:
+            self._custody.turn(now, touched)
+            if self._taking():
+                self._custody.take(now)
+                self._custody.note(now, self._executor.step(now))
+        except Expelled:
+            self._renew()
+        if not self._served and self._executor.ready and self._reclaimed(now):
+            self._served = True
+            self._due["beat"] = now
+            log.info("ready: %d slots, shard %d", self._executor.total(), self._options.shard)
+        if now >= self._due["beat"]:
+            self._due["beat"] = now + BEAT_EVERY
+            self._beat()
+        if not self._wrapped and now >= self._due["stop"]:
+            self._due["stop"] = now + STOP_EVERY
+            self._poll_stop()
+
+    def _beat(self, **state: Any) -> None:
+        self._pulse.beat(
+            ready=self._taking(),
+            draining=self._deadline is not None,
+            slots_busy=self._executor.busy(),
+            slots_total=self._executor.total(),
+            **state,
+        )
+
+    def _declined(self, why: str) -> FleetError:
+        if self._served:
+            return FleetError(f"no slot can be started any more: {why}")
+        error = Refused(why)
+        self._refuse(error)
+        return error
+
+    def _reclaimed(self, now: float) -> bool:
+        """Return what earlier lives on this host held; the lock proves that they are dead."""
+        if now < self._due["reclaim"]:
+            return False
+        self._due["reclaim"] = now + RECLAIM_EVERY
+        try:
+            owners = map(layout.parse_owner, self._store.scan(layout.CLAIMS))
+            old = [o for o in owners if o and o.host == self._owner.host and o != self._owner]
+            results = [self._reclaim(owner) for owner in old]
+            return all(results)
+        except OSError as error:
+            log.error("cannot take back what earlier lives held: %s", error)
+            return False
+
+    def _reclaim(self, owner: Owner) -> bool:
+        done = self._store.run(ledger.reclaim(owner, died=True))
+        if done.moved:
+            log.warning("%d batches of %s are back in the inbox", len(done.moved), owner.name)
+        return done.finished
+
+    def _renew(self) -> None:
+        """Our claims were revoked as those of a dead worker: go on under a new incarnation."""
+        self._custody.drop_all()
+        self._owner = Owner(self._owner.host, layout.new_incarnation())
+        log.warning("expelled: all claims were revoked; going on as %s", self._owner.name)
+        try:
+            self._store.run(ledger.enlist(self._owner))
+        except OSError as error:
+            raise storage_error(error, "write to", self._store.root) from error
+        self._custody.owner = self._pulse.owner = self._owner
+
+    # -- the end
+
+    def _on_signal(self, signum: int) -> None:
+        self._ends += 1
+        log.info("%s", signal.Signals(signum).name)
+        self._drain(0.0 if self._ends > 1 else self._options.grace)
+
+    def _on_wrapper_gone(self) -> None:
+        log.warning("the wrapper is gone")
+        self._drain(0.0)
+
+    def _drain(self, grace: float) -> None:
+        deadline = time.monotonic() + grace
+        if self._deadline is None:
+            self._deadline = deadline
+            self._due["beat"] = 0.0
+            self._custody.give_back(everything=grace <= 0)
+        self._deadline = min(self._deadline, deadline)
+
+    def _poll_stop(self) -> None:
+        try:
+            wanted = lifefiles.stop_wanted(self._store, self._options.host, self._options.launch)
+        except OSError as error:
+            log.error("cannot look for a stop intent: %s", error)
+            return
+        if wanted and self._deadline is None:
+            log.info("stop intent")
+            self._drain(self._options.grace)
+
+    def _close(self) -> None:
+        """Give back what is left, end the slots, and say so."""
+        end = time.monotonic() + 2.0
+        self._custody.give_back(everything=True)
+        self._executor.close()
+        while not self._custody.quiet and time.monotonic() < end:
+            touched: list[Work] = []
+            try:
+                self._custody.turn(time.monotonic(), touched)
+                self._custody.give_back(everything=True)
+            except Expelled:
+                self._custody.drop_all()
+            time.sleep(0.02)
+        try:
+            self._store.rmdir(self._owner.folder)
+        except OSError as error:
+            log.warning("cannot remove %s: %s", self._owner.folder, error)
+        self._deadline = self._deadline or end
+        self._pulse.beat(stopped=True, refused=self._refusal, slots_total=self._executor.total())
+        if not self._wrapped:
+            try:
+                lifefiles.withdraw(self._store, self._options.host, [os.getpid()])
+            except OSError as error:
+                log.warning("cannot remove the pid file: %s", error)
+
+
+def _valid(incarnation: str) -> str | None:
+    return incarnation if layout.parse_owner(f"x~{incarnation}") else None
