@@ -117,29 +117,35 @@ def status(root: str) -> dict[str, Any]:
     return document
 
 
-def kill_worker(root: str, run_id: str) -> int:
+def kill_worker(root: str, run: str) -> int:
     """SIGKILL the victim's worker: the pid is in its file, its environment proves that it is it."""
-    pid = int(Path(root, "ctl", f"{VICTIM}.pid").read_text())
-    check(is_of(pid, run_id, VICTIM), f"ctl/{VICTIM}.pid names the worker (pid {pid})")
+    pid = pid_in(root, VICTIM, "pid")
+    found = environ_of(pid)
+    proven = found.get("FLEET_RUN") == run and found.get("FLEET_HOST") == VICTIM
+    check(proven, f"ctl/{VICTIM}.pid names the worker (pid {pid})")
     os.kill(pid, signal.SIGKILL)
     say(f"kill -9 {pid}: the worker of {VICTIM}, in the middle of its work")
     return pid
 
 
-def is_of(pid: int, run_id: str, host: str | None = None) -> bool:
-    """Whether a process belongs to the run (and host), by what it was started with."""
+def pid_in(root: str, host: str, suffix: str) -> int:
+    """The bare number in a pid file."""
+    return int(Path(root, "ctl", f"{host}.{suffix}").read_text())
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """What a process was started with; nothing for one that is gone."""
     try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
-        return False
-    return f"FLEET_RUN={run_id}".encode() in entries and (
-        host is None or f"FLEET_HOST={host}".encode() in entries
-    )
+        return {}
+    return dict(entry.partition("=")[::2] for entry in entries if "=" in entry)
 
 
-def left_of(run_id: str) -> list[int]:
-    """All processes of the run."""
-    return [int(n) for n in os.listdir("/proc") if n.isdigit() and is_of(int(n), run_id)]
+def processes_of(run: str) -> list[int]:
+    """All processes that carry the run's token in their environment."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if environ_of(pid).get("FLEET_RUN") == run]
 
 
 # -- progress
@@ -174,9 +180,7 @@ class Progress:
             self.bar.stop()
 
 
-def follow(
-    root: str, run_id: str, child: subprocess.Popen[bytes], target: Path, total: int
-) -> None:
+def follow(root: str, run: str, child: subprocess.Popen[bytes], target: Path, total: int) -> None:
     """Show progress until all results are there; kill a worker at a third and see it return."""
     progress = Progress(total)
     killed: tuple[int, float] | None = None
@@ -188,7 +192,7 @@ def follow(
             done = target.read_bytes().count(b"\n")
             progress.show(done)
             if killed is None and done >= total // 3:
-                killed = kill_worker(root, run_id), time.monotonic()
+                killed = kill_worker(root, run), time.monotonic()
             elif killed and not back:
                 back = has_returned(root, *killed)
             time.sleep(0.1)
@@ -236,12 +240,16 @@ def is_right(result: dict[str, Any]) -> bool:
     return result["status"] == state and (value is None or result["value"] == value)
 
 
-def stop(root: str, run_id: str) -> None:
-    """Stop the run and look for processes that are left, zombies aside."""
+def stop(root: str, run: str) -> None:
+    """Stop the run and look for processes that are left."""
+    before = len(processes_of(run))
+    check(
+        before >= 4, f"two wrappers and two workers carry the run's token, not {before} processes"
+    )
     ctl("stop", "--root", root, "--grace", "30")
-    left = left_of(run_id)
+    left = processes_of(run)
     check(not left, f"no process is left after `ctl stop`; these are: {left}")
-    say("ctl stop: no process of the run is left")
+    say(f"ctl stop: none of the run's {before} processes is left")
 
 
 def main() -> int:
@@ -252,19 +260,19 @@ def main() -> int:
     try:
         say(f"starting two workers on this machine; math-verify will grade {total} answers")
         root = start()
-        run_id = json.loads(Path(root, "manifest.json").read_text())["run_id"]
+        run = environ_of(pid_in(root, VICTIM, "wrap.pid"))["FLEET_RUN"]
         one_call(root)
-        target = Path(root).parent / f"{run_id}.results.jsonl"
+        target = Path(root).parent / f"{Path(root).name}.results.jsonl"
         since = time.monotonic()
         ctl("submit", "--root", root, "--tasks", str(ANSWERS))
         with results_into(root, target) as child:
-            follow(root, run_id, child, target, total)
+            follow(root, run, child, target, total)
         seconds = time.monotonic() - since
         kinds = judge(target)
         say(f"one result for each of {total} tasks, {total / seconds:.0f} a second:")
         for kind, count in kinds.items():
             say(f"  {count:5d} {kind:13s} -> {EXPECTED[kind][0]} {EXPECTED[kind][1] or ''}")
-        stop(root, run_id)
+        stop(root, run)
     except (Broken, KeyboardInterrupt) as error:
         print(f"DEMO FAILED, this does not hold: {error or 'interrupted'}", file=sys.stderr)
         if root:
