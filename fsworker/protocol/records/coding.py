@@ -66,7 +66,8 @@ def check_version(version: object, path: str) -> None:
 def from_object(cls: type[T], value: dict[str, Any], path: str, prefix: str = "") -> T:
     """A dataclass from a decoded JSON object; `prefix` locates it within the file."""
     found: dict[str, Any] = {}
-    for name, hint, required in _fields(cls):
+    kind: type = cls  # a bare type is hashable to the type checker, type[T] is not
+    for name, hint, required in _fields(kind):
         if name in value:
             found[name] = _convert(hint, value[name], path, prefix + name)
         elif required:
