@@ -48,6 +48,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --explicit-package-bases examples
 	$(BIN)/lint-imports
 
 format: $(VENV)/.dev
