@@ -141,7 +141,7 @@ class Client(Executor):
             raise ValueError("chunksize must be >= 1.")
         call = MapCall(self._running(), self._name(fn), iterables, size=chunksize, timeout=timeout)
         call.feed()
-        return call.results()
+        return call.results(self)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more tasks; wait for all answers; with `cancel_futures` cancel the unsent."""

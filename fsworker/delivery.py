@@ -8,6 +8,7 @@ and loses none. What a stream holds for others is left alone, whatever state it 
 from __future__ import annotations
 
 import enum
+import json
 import logging
 import time
 from collections import defaultdict
@@ -134,10 +135,11 @@ class Delivery:
     def _refuse(self, batch: str, path: str, why: str) -> Delivered:
         """Set a file aside that is not what it claims to be; its tasks fail by name."""
         log.error("%s; its tasks fail, the file is kept in %s/", why, layout.QUARANTINE)
-        name = path.rpartition("/")[2]
+        target = f"{layout.QUARANTINE}/{path.rpartition('/')[2]}"
+        reason = json.dumps({"batch": batch, "from": path, "why": why}).encode() + b"\n"
         try:
-            self._store.put(f"{layout.QUARANTINE}/{name}", self._store.read(path))
-            self._store.put(f"{layout.QUARANTINE}/{name}.reason", f"{why}\n".encode())
+            self._store.publish(target, self._store.read(path))
+            self._store.publish(f"{target}.reason.json", reason)
         except OSError as error:
             log.error("cannot set %s aside: %s", path, error)
         return Delivered(batch, lost=why)

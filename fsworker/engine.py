@@ -8,7 +8,6 @@ a thread that stops without a word would leave them waiting for ever.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -21,24 +20,17 @@ from fsworker import receivers
 from fsworker.delivery import Delivered, Delivery, Want
 from fsworker.errors import FleetError
 from fsworker.liveness import Liveness
-from fsworker.outbound import Call, Outbound, Outgoing
+from fsworker.outbound import Call
 from fsworker.pace import Pace
-from fsworker.protocol import layout, segment
+from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
-from fsworker.protocol.layout import Token
 from fsworker.protocol.records.run import Manifest
-from fsworker.protocol.segment import Segment
 from fsworker.receivers import Receiver, Strip
 from fsworker.remote import lost
-from fsworker.sizing import Sizer
-from fsworker.submitter import Submitter
+from fsworker.sending import Sending
 from fsworker.transit import Transit
 
 log = logging.getLogger(__name__)
-
-AHEAD = 4
-"""Batches per shard, and tasks per slot, that are on their way at most: enough to keep workers
-busy over a round trip, few enough to cut what is left by what was learnt."""
 
 LINGER = 0.001
 """Seconds to wait for company while many submit. A task that comes alone is sent at once."""
@@ -64,19 +56,21 @@ class Engine:
         self.incarnation = layout.new_incarnation()
         self.stream = settings.stream or f"client-{self.incarnation}"
         self.settings = settings
-        self.shards = [w.shard for w in manifest.workers] or list(range(manifest.shard_count))
-        self.sizer = Sizer(settings.batch_size, len(self.shards))
-        self._slots = sum(w.concurrency for w in manifest.workers)
-        self._encoded = layout.encode(self.stream)
         self._store = store
-        self._queue = Outbound(self.sizer)
-        self._submitter = Submitter(store, self.incarnation)
+        self._encoded = layout.encode(self.stream)
+        self._transit = Transit(settings.outstanding)
+        self._sending = Sending(
+            store,
+            manifest,
+            self.stream,
+            self.incarnation,
+            settings.batch_size,
+            settings.timeout,
+            self._transit,
+        )
+        self._queue = self._sending.queue
         self._delivery = Delivery(store, self._encoded, self._judge)
         self._liveness = Liveness(store, settings.no_worker_timeout)
-        self._transit = Transit(settings.outstanding)
-        self._numbers = itertools.count()
-        self._next_shard = int(self.incarnation, 16) % len(self.shards)
-        self._opened = False
         self._wake = threading.Event()
         self._news = threading.Event()
         self._closing = False
@@ -98,14 +92,14 @@ class Engine:
         self._transit.admit(1, self._is_over if waits else None)
         self._check()
         self._queue.add_call(Call(fn, record, future))
-        self._wake_sender()
+        self._added()
 
     def send(self, strip: Strip) -> None:
         """Queue a strip. Whoever makes strips bounds them: this never waits."""
         self._check()
         self._transit.admit(strip.waiting)
         self._queue.add_strip(strip)
-        self._wake_sender()
+        self._added()
 
     def withdraw(self, strip: Strip) -> None:
         """Send no more of a strip, whose values nobody wants any longer."""
@@ -116,7 +110,7 @@ class Engine:
         """Accept nothing more; with `cancel` drop what was not sent yet."""
         self._closing = True
         if cancel:
-            self._transit.answered(self._queue.cancel())
+            self._cancel_rest()
         self._transit.wake()
         self._wake.set()
         self._news.set()
@@ -137,15 +131,25 @@ class Engine:
 
     def _send_loop(self) -> None:
         while self._await_room():
+            if self._transit.on_their_way:
+                time.sleep(LINGER)
             try:
-                if not self._opened:
-                    self._submitter.open_stream(self._encoded)
-                    self._opened = True
-                self._send_what_fits()
+                if self._sending.send():
+                    self._news.set()
             except FleetError as error:
                 self._give_up(error)
         self._sent_all = True
+        self._cancel_rest()
         self._news.set()
+
+    def _added(self) -> None:
+        """Something was queued: have it sent, or cancelled if nobody is there to send it."""
+        self._wake_sender()
+        if self._sent_all or self._broken is not None:
+            self._cancel_rest()
+
+    def _cancel_rest(self) -> None:
+        self._transit.answered(self._queue.cancel())
 
     def _await_room(self) -> bool:
         """Wait until something can be sent; False when there will be nothing more."""
@@ -153,62 +157,11 @@ class Engine:
             self._wake.clear()
             if self._broken is not None:
                 return False
-            if self._queue and self._room() > 0:
+            if self._queue and self._sending.room() > 0:
                 return True
             if self._closing and not self._queue:
                 return False
             self._wake.wait()
-
-    def _room(self) -> int:
-        target = self.sizer.choose(None)
-        return (
-            max(AHEAD * self._slots, AHEAD * target * len(self.shards)) - self._transit.on_their_way
-        )
-
-    def _send_what_fits(self) -> None:
-        if self._transit.on_their_way:
-            time.sleep(LINGER)
-        used: set[int] = set()
-        for outgoing in self._queue.take(self._room()):
-            shard = self._send_batch(outgoing)
-            if shard is not None:
-                used.add(shard)
-        if self._queue.cancelled:
-            gone, self._queue.cancelled = self._queue.cancelled, 0
-            self._transit.answered(gone)
-        if used:
-            try:
-                self._submitter.sync(used)
-            except FleetError as error:
-                log.warning("submitted, but a crash of the file server may undo it: %s", error)
-
-    def _send_batch(self, outgoing: Outgoing) -> int | None:
-        """Submit one batch; its shard, or None when its tasks were failed instead."""
-        shard = self.shards[self._next_shard]
-        self._next_shard = (self._next_shard + 1) % len(self.shards)
-        batch = f"{self._encoded}-{self.incarnation}-{next(self._numbers)}"
-        token = Token(batch, shard)
-        receiver = outgoing.receiver
-        # Known before it is submitted: its results may be there before `enqueue` returns.
-        self._transit.register(batch, receiver)
-        try:
-            self._submitter.prepare(token, self._encode(outgoing))
-            self._submitter.enqueue(token)
-        except FleetError as error:
-            failure = error
-            self._transit.finish(batch, lambda receiver: receiver.fail(failure))
-            return None
-        self._news.set()
-        return shard
-
-    def _encode(self, outgoing: Outgoing) -> bytes:
-        meta = {
-            "fn": outgoing.fn,
-            "timeout": self.settings.timeout,
-            "stream": self.stream,
-            "created": time.time(),
-        }
-        return segment.encode(Segment(segment.BATCH, meta, outgoing.records))
 
     # -- reading
 
@@ -223,6 +176,7 @@ class Engine:
                 self._liveness.heard()
             elif (reason := self._liveness.check()) is not None:
                 self._give_up(reason)
+                self._liveness.heard()
             self._news.wait(pace.next())
         if self.settings.stream is None:
             self._remove_stream()
@@ -264,7 +218,7 @@ class Engine:
             if delivered.lost is not None:
                 receiver.fail(lost(delivered.lost))
                 return
-            self.sizer.learn(receiver.count, delivered.meta.get("elapsed"))
+            self._sending.sizer.learn(receiver.count, delivered.meta.get("elapsed"))
             receiver.take(delivered.rows)
             receivers.close(receiver)
 

@@ -36,16 +36,16 @@ class TaskPacker:
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """The record of a call. Raises NotSent."""
-        if not kwargs and len(args) <= _FEW:
-            return self.args(args)
-        return self.fields([None, list(args), dict(kwargs)])
+        return self.fields([None, list(args), dict(kwargs)]) if kwargs else self.args(args)
 
     def args(self, args: Sequence[Any]) -> bytes:
-        """The record of a call with at most 15 arguments, none by keyword. Raises NotSent."""
+        """The record of a call without keywords. Raises NotSent."""
         plain = self._plain
         try:
             if len(args) == 1:
                 record = b"\x92\xc0\x91" + plain(args[0])
+            elif len(args) > _FEW:
+                return self.fields([None, list(args)])
             else:
                 record = b"".join((_HEAD, bytes((0x90 + len(args),)), *map(plain, args)))
         except Exception:  # whatever it is, the careful way has the words for it

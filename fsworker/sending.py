@@ -1,0 +1,111 @@
+"""From the queue of a client to the inboxes of its run: who gets the next batch, and how many.
+
+Batches go round the shards in turn, a shard as often as workers call it home, from a random start,
+so that many clients do not all begin at the same worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+
+from fsworker.errors import FleetError
+from fsworker.outbound import Outbound, Outgoing
+from fsworker.protocol import layout, segment
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.layout import Token
+from fsworker.protocol.records.run import Manifest
+from fsworker.protocol.segment import Segment
+from fsworker.sizing import Sizer
+from fsworker.submitter import Submitter
+from fsworker.transit import Transit
+
+log = logging.getLogger(__name__)
+
+AHEAD = 4
+"""Batches per shard, and tasks per slot, that are on their way at most: enough to keep workers
+busy over a round trip, few enough to cut what is left by what was learnt."""
+
+
+class Sending:
+    """Cuts, writes and submits batches of one incarnation of a client, for one thread.
+
+    `timeout` is for each task, in seconds; None: the run's.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        stream: str,
+        incarnation: str,
+        sizes: int,
+        timeout: float | None,
+        transit: Transit,
+    ) -> None:
+        self.shards = [w.shard for w in manifest.workers] or list(range(manifest.shard_count))
+        self.sizer = Sizer(sizes, len(self.shards))
+        self.queue = Outbound(self.sizer)
+        self._slots = sum(w.concurrency for w in manifest.workers)
+        self._stream, self._encoded = stream, layout.encode(stream)
+        self._incarnation = incarnation
+        self._timeout = timeout
+        self._transit = transit
+        self._submitter = Submitter(store, incarnation)
+        self._numbers = itertools.count()
+        self._next_shard = int(incarnation, 16) % len(self.shards)
+        self._opened = False
+
+    def room(self) -> int:
+        """How many tasks may follow those that are on their way."""
+        batches = self.sizer.choose(None) * len(self.shards)
+        return AHEAD * max(self._slots, batches) - self._transit.on_their_way
+
+    def send(self) -> bool:
+        """Send what fits, or fail what cannot be sent; whether a batch was submitted."""
+        self._open()
+        used = set()
+        for outgoing in self.queue.take(self.room()):
+            shard = self._send_batch(outgoing)
+            if shard is not None:
+                used.add(shard)
+        if self.queue.cancelled:
+            gone, self.queue.cancelled = self.queue.cancelled, 0
+            self._transit.answered(gone)
+        try:
+            self._submitter.sync(used)
+        except FleetError as error:
+            log.warning("submitted, but a crash of the file server may undo it: %s", error)
+        return bool(used)
+
+    def _open(self) -> None:
+        """Make the stream before anything can be answered. Raises FleetError."""
+        if not self._opened:
+            self._submitter.open_stream(self._encoded)
+            self._opened = True
+
+    def _send_batch(self, outgoing: Outgoing) -> int | None:
+        """Submit one batch; its shard, or None when its tasks were failed instead."""
+        shard = self.shards[self._next_shard]
+        self._next_shard = (self._next_shard + 1) % len(self.shards)
+        token = Token(f"{self._encoded}-{self._incarnation}-{next(self._numbers)}", shard)
+        # Known before it is submitted: its results may be there before `enqueue` returns.
+        self._transit.register(token.batch, outgoing.receiver)
+        try:
+            self._submitter.prepare(token, self._encode(outgoing))
+            self._submitter.enqueue(token)
+        except FleetError as error:
+            failure = error
+            self._transit.finish(token.batch, lambda receiver: receiver.fail(failure))
+            return None
+        return shard
+
+    def _encode(self, outgoing: Outgoing) -> bytes:
+        meta = {
+            "fn": outgoing.fn,
+            "timeout": self._timeout,
+            "stream": self._stream,
+            "created": time.time(),
+        }
+        return segment.encode(Segment(segment.BATCH, meta, outgoing.records))
