@@ -61,11 +61,12 @@ def _document(run: roots.Run, look: statusview.Look, code: int) -> dict[str, Any
 
 
 def _lines(run: roots.Run, look: statusview.Look) -> None:
-    render.line({"meta": {"root": run.root, **meta_fields(run)}})
+    # After the first line scripts expect hosts and nothing else.
+    totals, shards = look.totals(), look.backlog.rows(run.manifest.shard_count)
+    meta = {"root": run.root, **meta_fields(run)}
+    render.line({"meta": meta, "state": look.state, "totals": totals, "shards": shards})
     for host in look.hosts:
         render.line(host.fields())
-    shards = look.backlog.rows(run.manifest.shard_count)
-    render.line({"state": look.state, "totals": look.totals(), "shards": shards})
 
 
 def _table(run: roots.Run, look: statusview.Look) -> None:
