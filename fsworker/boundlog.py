@@ -11,6 +11,9 @@ from __future__ import annotations
 import logging
 import os
 
+from fsworker.protocol import layout
+from fsworker.protocol.fsops import Store
+
 LIMIT = 5_000_000
 """Bytes beyond which a log is cut."""
 
@@ -22,6 +25,12 @@ _NOTE = b"... older lines were cut to bound this file ...\n"
 
 class BoundLog:
     """One log file of this host. No method raises OSError."""
+
+    @classmethod
+    def of(cls, store: Store, host: str, suffix: str, limit: int = LIMIT) -> BoundLog:
+        """A host's log under `ctl/`, as private or as shared as the root is."""
+        mode = 0o660 if store.group_writable else 0o600
+        return cls(store.path(layout.host_file(host, suffix)), limit=limit, mode=mode)
 
     def __init__(self, path: str, *, limit: int = LIMIT, mode: int = 0o600) -> None:
         self.path, self._limit, self._mode = path, limit, mode
@@ -35,7 +44,16 @@ class BoundLog:
                 self._fd = os.open(self.path, flags, self._mode)
             except OSError:
                 return None
+            self._share(self._fd)
         return self._fd
+
+    def _share(self, fd: int) -> None:
+        """Give the group what the umask took from it."""
+        if self._mode & 0o070:
+            try:
+                os.fchmod(fd, self._mode)
+            except OSError:
+                pass  # a colleague's file, who gave it the mode that it has
 
     def close(self) -> None:
         """Close it; a later write opens it again."""

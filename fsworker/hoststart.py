@@ -24,7 +24,7 @@ from fsworker.hostview import HostView, view
 from fsworker.identity import end_tree
 from fsworker.lifetime import LIFE_FD_VARIABLE
 from fsworker.logind import session_warnings
-from fsworker.protocol import layout
+from fsworker.protocol.fsops import Store
 
 log = logging.getLogger("fsworker.hoststart")
 
@@ -79,9 +79,10 @@ def start(request: Mapping[str, Any]) -> dict[str, Any]:
 def _start_wrapper(
     asked: Start, env: dict[str, str], deadline: float, seen: HostView
 ) -> dict[str, Any]:
-    wait = max(0.1, deadline - time.monotonic())
+    left = max(0.1, deadline - time.monotonic())
     argv = [sys.executable, "-m", "fsworker.respawn", "--root", asked.root, "--host", asked.host]
-    argv += ["--launch", str(asked.launch), "--wait", f"{wait:.3f}", "--", *asked.worker_argv]
+    # Less for it than for us: its own word on what went wrong is better than our guess.
+    argv += ["--launch", str(asked.launch), "--wait", f"{left * 0.8:.3f}", "--", *asked.worker_argv]
     try:
         done = subprocess.run(
             argv,
@@ -89,12 +90,12 @@ def _start_wrapper(
             capture_output=True,
             env=env,
             cwd="/",
-            timeout=wait + MARGIN / 2,
+            timeout=left,
             check=False,
         )
         report: dict[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        report = {"ok": False, "code": "failed", "message": "the wrapper did not detach in time"}
+        report = {"ok": False, "code": "failed", "message": "the wrapper did not report in time"}
     except ValueError:
         words = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         report = {"ok": False, "code": "failed", "message": f"the wrapper did not start: {words}"}
@@ -123,8 +124,7 @@ def _start_worker(
 
 def _become_worker(asked: Start, env: dict[str, str], report: int) -> int:
     """Turn this detached process into the worker; the report pipe closes when that has worked."""
-    path = os.path.join(asked.root, layout.host_file(asked.host, lifefiles.LOG))
-    detach.point_to(BoundLog(path).open(), (1, 2))
+    detach.point_to(BoundLog.of(Store(asked.root), asked.host, lifefiles.LOG).open(), (1, 2))
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD):
         signal.signal(signum, signal.SIG_DFL)

@@ -61,9 +61,8 @@ class Wrapper:
         self._store = Store(options.root)
         self._place = Place.here(options.host)
         self._env = _worker_env(options, hostlock.run_key(options.root, run_id))
-        mode = 0o660 if self._store.group_writable else 0o600
-        self._log = self._bound_log(lifefiles.LOG, mode)
-        self.own_log = self._bound_log(lifefiles.WRAP_LOG, mode)
+        self._log = BoundLog.of(self._store, options.host, lifefiles.LOG, options.log_limit)
+        self.own_log = BoundLog.of(self._store, options.host, lifefiles.WRAP_LOG, options.log_limit)
         me = identify(os.getpid(), self._place)
         self._who = HostIdentity(options.host, options.launch, me)
         self._files_due = False
@@ -204,10 +203,6 @@ class Wrapper:
         pids = [who.pid for who in (self._who.wrapper, self._who.worker) if who]
         self._try("remove pid files", lambda: lifefiles.withdraw(self._store, self._o.host, pids))
         log.info("wrapper pid=%d stopped", os.getpid())
-
-    def _bound_log(self, suffix: str, mode: int) -> BoundLog:
-        path = self._store.path(layout.host_file(self._o.host, suffix))
-        return BoundLog(path, limit=self._o.log_limit, mode=mode)
 
     def _try(self, what: str, act: Callable[[], None]) -> bool:
         """Do what touches the shared filesystem; its errors are said and survived."""

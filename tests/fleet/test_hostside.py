@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from fsworker import hostlock, identity
+from fsworker import hostlock, identity, procfs
 from fsworker.protocol.records.run import HostIdentity, Identity
 from tests.support.roots import make_root
-from tests.support.waiting import Spawned, gone, proc_state, wait_until, with_environ
+from tests.support.waiting import Spawned, gone, proc_state, stuck_argv, wait_until, with_environ
 
 pytestmark = pytest.mark.fleet
 
@@ -384,6 +384,25 @@ def test_strays_are_found_named_and_ended(bench: Bench) -> None:
     assert bench.stop(grace=0.3, kill_after=0.3)["left"] == []
     assert stray.wait(10) == -signal.SIGKILL
     assert not bench.ctl("pid").exists(), "left by the killed, removed by the stop"
+
+
+def test_a_stuck_worker_is_named_and_not_doubled(bench: Bench) -> None:
+    """State D is seen by the probe, told by the stop, and keeps a second worker away."""
+    os.mkfifo(bench.dir / "fifo")
+    words = shlex.join(stuck_argv(str(bench.dir / "fifo")))
+    (bench.dir / "python").write_text(f"#!/bin/sh\nexec {words}\n")
+    (bench.dir / "python").chmod(0o755)
+    asked: dict[str, Any] = {"launch": 1, "shard": 0, "python": str(bench.dir / "python")}
+    reply = bench.ask("start", wait=20, **asked)
+    worker = reply["worker_pid"]
+    wait_until(lambda: proc_state(worker) == "D", what="state D")
+    assert bench.ask("probe")["worker"] == {"pid": worker, "state": "stuck"}
+    child = [stat.pid for stat in procfs.descendants([worker])]
+    stopped = bench.stop(grace=0.5)
+    assert {"pid": worker, "role": "worker", "state": "stuck"} in stopped["left"]
+    assert bench.ask("start", wait=20, **asked)["code"] == "already_running"
+    kill_and_wait(*child, worker)  # the disk comes back
+    wait_until(lambda: gone(reply["wrap_pid"]), what="the stop that was asked for")
 
 
 def test_a_probe_speaks_of_the_identity_that_is_asked_about(bench: Bench) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -68,6 +69,19 @@ def with_environ(entry: str) -> list[int]:
         if wanted in data.split(b"\0") and not gone(int(name)):
             found.append(int(name))
     return found
+
+
+def stuck_argv(fifo: str) -> list[str]:
+    """A command that stays in state D while nobody writes to `fifo`, and that KILL still ends.
+
+    Who starts a program by vfork waits for it uninterruptibly; here the child never gets so far.
+    """
+    code = (
+        "import os; print('up', flush=True); "
+        "action = (os.POSIX_SPAWN_OPEN, 3, {fifo!r}, os.O_RDONLY, 0); "
+        "os.posix_spawn('/bin/true', ['true'], {{}}, file_actions=[action])"
+    )
+    return [sys.executable, "-c", code.format(fifo=fifo)]
 
 
 class Spawned:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from fsworker import identity, procfs
 from fsworker.identity import Place
 from fsworker.protocol.records.run import Identity
-from tests.support.waiting import Spawned, gone, proc_state, wait_until, with_environ
+from tests.support.waiting import Spawned, gone, proc_state, stuck_argv, wait_until, with_environ
 
 pytestmark = pytest.mark.unit
 
@@ -122,6 +123,29 @@ def test_a_zombie_whose_parent_never_reaps_is_dead_and_not_signalled(spawned: Sp
     assert identity.provably_dead(zombie, HERE)
     assert not identity.send(zombie, signal.SIGTERM, HERE)
     assert identity.end_tree([zombie], HERE, grace=0.1) == []
+
+
+def test_a_process_that_cannot_end_now_is_called_stuck(spawned: Spawned, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    child = spawned.start(stuck_argv(str(tmp_path / "fifo")), stdout=subprocess.PIPE)
+    wait_until(lambda: proc_state(child.pid) == "D", what="state D")
+    stuck = who(child.pid)
+    assert identity.state_of(stuck, HERE, patience=0.3) == "stuck"
+    assert not identity.provably_dead(stuck, HERE)
+    below = [s.pid for s in procfs.descendants([child.pid])]
+    left = identity.end_tree([stuck], HERE, grace=0.2, kill_patience=None, spare=below)
+    assert left == [identity.Left(child.pid, "stuck")]
+
+
+def test_being_in_state_d_for_a_moment_is_not_being_stuck(spawned: Spawned, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    child = spawned.start(stuck_argv(str(tmp_path / "fifo")), stdout=subprocess.PIPE)
+    wait_until(lambda: proc_state(child.pid) == "D", what="state D")
+    stuck = who(child.pid)
+    free = threading.Timer(0.3, lambda: os.close(os.open(tmp_path / "fifo", os.O_WRONLY)))
+    free.start()
+    assert identity.state_of(stuck, HERE, patience=30) != "stuck"
+    free.join()
 
 
 def test_a_process_whose_main_thread_ended_is_not_dead(spawned: Spawned) -> None:

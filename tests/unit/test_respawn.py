@@ -89,6 +89,22 @@ def test_a_log_that_cannot_be_written_is_no_error_and_comes_back(tmp_path: Path)
     assert path.read_bytes() == b"two\n", "it follows its path when the file was deleted"
 
 
+@pytest.mark.parametrize(("shared", "mode"), [(0o2770, 0o660), (0o700, 0o600)])
+def test_a_log_is_as_shared_as_its_root_whatever_the_umask(
+    tmp_path: Path, shared: int, mode: int
+) -> None:
+    root = make_root(tmp_path / "r")
+    root.chmod(shared)
+    before = os.umask(0o077)
+    try:
+        log = BoundLog.of(Store(root), "n1", "log")
+        log.write(b"x\n")
+        log.close()
+    finally:
+        os.umask(before)
+    assert (root / "ctl" / "n1.log").stat().st_mode & 0o777 == mode
+
+
 def test_a_full_disk_drops_lines_of_a_log_and_nothing_else(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
