@@ -12,14 +12,14 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 
 from ctl import decide, memory
 from ctl.alarm import Alarm
 from ctl.decide import Decision
 from ctl.effects import Effects
-from ctl.health import HEALTHY, Limits, Verdict
+from ctl.health import HEALTHY, Limits, State, Verdict
 from ctl.journal import Journal
 from ctl.lookout import LATE, Lookout
 from ctl.memory import HostMemory
@@ -166,7 +166,7 @@ class Watcher:
             sight.seen, self._effects.findings, sight.memory, busy, now, self._o.limits
         )
         self._memory = dict(decision.memory)
-        self._tell(decision, {o.host: o.problem or "" for o in sight.seen})
+        self._tell(decision, {o.host: o.problem or "" for o in sight.seen}, busy)
         seen = {o.host: o for o in sight.seen}
         for action in decision.actions:
             if not self._effects.perform(action, seen[action.host], meta):
@@ -195,24 +195,27 @@ class Watcher:
             # Ended by beats and not by proofs of death: who still lags gets a full age as well.
             self._eyes.restart(now)
 
-    def _tell(self, decision: Decision, problems: Mapping[str, str]) -> None:
+    def _tell(
+        self, decision: Decision, problems: Mapping[str, str], busy: Collection[str]
+    ) -> None:
         """One line for each change of a host's state, or of what is wrong with its status."""
         if decision.suspicion and not self._suspects:
             self._journal.say(f"storage suspect: {decision.suspicion}", "storage_suspect")
         for verdict in self._ours(decision):
-            told = (str(verdict.state), problems[verdict.host])
-            before = self._told.get(verdict.host, ("", ""))
-            if told == before:
+            host = verdict.host
+            told = (str(verdict.state), problems[host])
+            before = self._told.get(host, ("", ""))
+            if told == before or host in busy:
                 continue
-            self._told[verdict.host] = told
+            self._told[host] = told
             if not verdict.healthy:
                 self._tell_bad(verdict)
             elif told[1]:
-                self._journal.say(f"note {verdict.host}: {told[1]}: its last good beat counts")
-            elif before[0] and before[0] not in HEALTHY:
-                self._journal.say(
-                    f"HEALTHY {verdict.host} state={verdict.state}", "healthy", host=verdict.host
-                )
+                self._journal.say(f"note {host}: {told[1]}: its last good beat counts")
+            elif before[0]:
+                word = "HEALTHY" if verdict.state is State.READY else "changed"
+                state = str(verdict.state)
+                self._journal.say(f"{word} {host} state={state}", "state", host=host, state=state)
         for host in self._told.keys() - problems.keys():
             del self._told[host]
 
