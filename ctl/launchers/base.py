@@ -56,7 +56,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """A process as its host sees it: alive, dead, zombie, stuck (state D), or other."""
+    """A process as its host sees it: alive, dead, zombie, stuck (in state D), other or unknown."""
 
     pid: int | None
     state: str
@@ -65,11 +65,12 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a host says about the processes of its launch; `strays` are pids without a parent."""
+    """What a host says about the processes of `launch`; `strays` are pids without a parent."""
 
     boot_id: str
     wrapper: ProcessState
     worker: ProcessState
+    launch: int | None = None
     strays: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -195,6 +196,7 @@ class ScriptLauncher:
             str(reply.get("boot_id", "")),
             _state(reply.get("wrapper")),
             _state(reply.get("worker")),
+            _pid(reply.get("launch")),
             tuple(p for p in map(_pid, reply.get("strays") or ()) if p),
             _sentences(reply.get("warnings")),
         )
@@ -204,7 +206,8 @@ class ScriptLauncher:
     ) -> Stopped:
         """End launch `launch` and those before; never by KILL unless `kill_after` is given."""
         asked = {"root": root, "launch": launch, "grace": grace, "kill_after": kill_after}
-        reply = self._ask(host, STOP, asked, grace + self.timeouts.stop_extra)
+        patience = max(grace, kill_after or 0.0) + self.timeouts.stop_extra
+        reply = self._ask(host, STOP, asked, patience)
         if not reply["ok"]:
             raise _refusal(host, STOP, reply)
         left = tuple(_state(item) for item in reply.get("left") or ())
@@ -280,8 +283,8 @@ def _refusal(host: str, verb: str, reply: Mapping[str, Any]) -> LaunchError:
 
 def _state(value: object) -> ProcessState:
     if not isinstance(value, dict):
-        return ProcessState(None, "dead")
-    role, state = str(value.get("role", "")), str(value.get("state", "dead"))
+        return ProcessState(None, "unknown")
+    role, state = str(value.get("role", "")), str(value.get("state", "unknown"))
     return ProcessState(_pid(value.get("pid")), state, role)
 
 

@@ -6,6 +6,8 @@ holds the host's last words, because they are most often the explanation.
 
 from __future__ import annotations
 
+import copy
+
 from ctl.launchers.script import ReplyReader
 from fsworker.errors import FleetError
 
@@ -49,17 +51,13 @@ class LaunchError(FleetError):
         """The same error with the host's last words added."""
         if not words:
             return self
-        return LaunchError(
-            f"{self}; its last words: {words}",
-            host=self.host or "",
-            stage=self.stage,
-            transient=self.transient,
-            timed_out=self.timed_out,
-            denied=self.denied,
-            code=self.code,
-            path=self.path,
-            action=self.action,
-        )
+        error = copy.copy(self)
+        error.args = (f"{self}; its last words: {words}",)
+        return error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Not by calling the class, which wants more than the sentence.
+        return (type(self).__new__, (type(self), *self.args), self.__dict__)
 
 
 def no_reply(host: str, reader: ReplyReader, status: int | None, python: str) -> LaunchError:

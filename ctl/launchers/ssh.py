@@ -66,18 +66,17 @@ class SshLauncher(ConnectedLauncher):
 
     def connect(self, host: str, end: float) -> Link:
         """A new connection to `host`; everything up to its login takes `connect` at most."""
-        settings = self._settings.get(host)
-        if settings is None:
-            settings = sshconfig.effective(host, self._config, self.timeouts.connect)
-            self._settings[host] = settings
+        settings = self._settings.get(host) or sshconfig.effective(host, self._config)
         bound = min(self.timeouts.connect, settings.connect_timeout or self.timeouts.connect)
         end = min(end, time.monotonic() + bound)
+        self._settings.pop(host, None)  # read again after a failure: somebody may mend them
         link = SshLink(settings, open_stream(settings, end))
         try:
             link.log_in(end, accept_new=self._accept_new)
         except BaseException:
             link.close()
             raise
+        self._settings[host] = settings
         return link
 
 
@@ -86,7 +85,6 @@ class SshLink:
 
     def __init__(self, settings: Settings, stream: Stream) -> None:
         self.settings = settings
-        self._late = False
         self._stream = stream
         self.transport = paramiko.Transport(stream.sock)
         self.transport.set_log_channel(_wire.name)
@@ -97,7 +95,7 @@ class SshLink:
 
     def close(self) -> None:
         """Close it and everything that paramiko would leave behind."""
-        self._cut()
+        self._stream.cut()  # wakes paramiko's thread, which then ends by itself
         self.transport.close()
         if self.transport.is_alive():
             self.transport.join(2.0)
@@ -106,7 +104,7 @@ class SshLink:
 
     def log_in(self, end: float, *, accept_new: bool) -> None:
         """Handshake, check of the host's key, and authentication."""
-        with self._bounded(end):
+        with self._stream.bounded(end):
             self._shake_hands(end)
             key = self.transport.get_remote_server_key()
             require_trust(self.settings, key.get_name(), key.asbytes(), accept_new=accept_new)
@@ -114,7 +112,7 @@ class SshLink:
 
     def run(self, body: bytes, sink: Sink, end: float) -> int | None:
         """Run the constant command with `body` as its input."""
-        with self._bounded(end):
+        with self._stream.bounded(end):
             try:
                 return self._run(body, sink, end)
             except paramiko.ChannelException as error:
@@ -122,30 +120,11 @@ class SshLink:
                 raise self._error("command", text) from error
             except (paramiko.SSHException, OSError, EOFError) as error:
                 # Not by its type: a connection that the kernel gave up is a TimeoutError too.
-                if self._late or time.monotonic() > end - 0.1:
+                if self._stream.late or time.monotonic() > end - 0.1:
                     raise self._too_late() from error
                 text = f"the connection ended during the command: {error or type(error).__name__}"
                 passing = not self.transport.is_active()
                 raise self._error("command", text, transient=passing) from error
-
-    @contextmanager
-    def _bounded(self, end: float) -> Iterator[None]:
-        # Cutting the connection ends every wait on it, also those that take no time-out.
-        timer = threading.Timer(max(0.0, end - time.monotonic()), self._cut_late)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _cut_late(self) -> None:
-        self._late = True
-        self._cut()
-
-    def _cut(self) -> None:
-        with suppress(OSError):  # wakes paramiko's thread, which then ends by itself
-            self._stream.sock.shutdown(socket.SHUT_RDWR)
 
     def _shake_hands(self, end: float) -> None:
         transport, left = self.transport, _left(end)
@@ -159,7 +138,7 @@ class SshLink:
             return
         cause = transport.get_exception()
         what = "while keys were exchanged" if transport.remote_version else "before its SSH banner"
-        if self._late or not done.is_set():
+        if self._stream.late or not done.is_set():
             raise self._error("banner", f"no answer {what}", timed_out=True) from cause
         wrong = isinstance(cause, paramiko.ssh_exception.IncompatiblePeer)
         wrong = wrong or "Indecipherable" in str(cause)
@@ -186,14 +165,15 @@ class SshLink:
         raise self._rejected(notes or ["there is no key to try"])
 
     def _auth_failed(self, error: BaseException, tried: int, notes: list[str]) -> None:
-        if self._late or "timeout" in str(error):
+        if self._stream.late or "timeout" in str(error):
             raise self._error("auth", "no answer to our key", timed_out=True) from error
         if isinstance(error, paramiko.BadAuthenticationType):
             notes.append(f"it accepts only {', '.join(error.allowed_types)}")
             raise self._rejected(notes) from error
         if self.transport.is_active():
             return
-        words = clean(self.transport.get_banner() or b"")
+        # Not get_banner(), which forgets what was said once the connection is down.
+        words = clean(getattr(self.transport.auth_handler, "banner", None) or b"")
         if words and tried < _MAX_KEYS:
             # It took the key, said why the account may not come in, and hung up.
             text = f"it refuses {self.settings.user}: {words}"
@@ -234,7 +214,7 @@ class SshLink:
         channel.status_event.wait(max(0.0, end - time.monotonic()))
         if channel.exit_status >= 0:
             return int(channel.exit_status)
-        if self._late:
+        if self._stream.late:
             raise self._too_late()
         if not self.transport.is_active():
             raise EOFError("it hung up")

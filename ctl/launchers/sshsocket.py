@@ -11,9 +11,10 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import IO
 
 from ctl.launchers.errors import LaunchError
@@ -24,7 +25,10 @@ _UNANSWERED_MS = 30_000
 
 
 class Stream:
-    """An open socket to a host's sshd, and the proxy behind it if there is one."""
+    """An open socket to a host's sshd, and the proxy behind it if there is one.
+
+    `late` tells that a bound of ours has cut it.
+    """
 
     def __init__(
         self,
@@ -33,6 +37,7 @@ class Stream:
         errors: IO[bytes] | None = None,
     ) -> None:
         self.sock = sock
+        self.late = False
         self._proxy = proxy
         self._errors = errors
 
@@ -43,10 +48,32 @@ class Stream:
         size = os.fstat(self._errors.fileno()).st_size
         return clean(os.pread(self._errors.fileno(), 4096, max(0, size - 4096)))
 
-    def close(self) -> None:
-        """Close the socket, waking whoever reads from it, and end the proxy."""
+    @contextmanager
+    def bounded(self, end: float) -> Iterator[None]:
+        """Cut the stream at the monotonic time `end`.
+
+        That ends every wait on it, also those of libraries that take no time-out.
+        """
+        timer = threading.Timer(max(0.0, end - time.monotonic()), self._cut_late)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _cut_late(self) -> None:
+        self.late = True
+        self.cut()
+
+    def cut(self) -> None:
+        """Make every read from it end at once."""
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket, waking whoever reads from it, and end the proxy."""
+        self.cut()
         with suppress(OSError):
             self.sock.close()
         if self._proxy is not None:

@@ -80,6 +80,7 @@ def test_probe_reports_states(opened):
     assert found.wrapper.state == "alive"
     assert found.strays == (7,)
     assert found.boot_id == "b"
+    assert found.launch == 4
 
 
 def test_stop_names_what_is_left(opened):
@@ -131,8 +132,11 @@ def test_a_wrong_interpreter_is_named(opened):
     assert "/not/a/python" in str(error)
 
 
-def test_a_missing_package_is_said(opened):
-    error = failure(lambda: opened(pythonpath=[], setup=["cd /"]).probe("n1", "/r"))
+def test_a_missing_package_is_said(opened, tmp_path):
+    bare = tmp_path / "bare python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    error = failure(lambda: opened(python=str(bare)).probe("n1", "/r"))
     assert "No module named" in str(error)
 
 

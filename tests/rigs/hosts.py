@@ -145,13 +145,15 @@ class HostRig:
         shell: str = "/bin/bash",
         login: str = "",
         sshd: Sequence[str] = (),
+        pam: str | None = None,
         client: Sequence[str] = (),
         known: bool = True,
     ) -> Host:
         """Start a host; returns once its sshd answers.
 
         `hostname` is what it calls itself, `login` its `.bashrc`, `sshd` more settings of its sshd,
-        `client` more lines for its block in the client's configuration.
+        `pam` the rules by which PAM lets people in (none: no PAM), `client` more lines for its
+        block in the client's configuration.
         """
         home = self.folder / f"home-{name}"
         (home / ".ssh").mkdir(parents=True)
@@ -160,13 +162,13 @@ class HostRig:
         port = free_port(address)
         key = make_key(self.folder / f"hostkey-{name}")
         log = self.folder / f"sshd-{name}.log"
-        script = self._boot_script(home, hostname or name, shell)
+        script = self._boot_script(home, hostname or name, shell, pam)
         settings = [
             f"ListenAddress={address}",
             f"HostKey={key}",
             f"AuthorizedKeysFile={self.client_key}.pub",
-            "PidFile=none UsePAM=no UseDNS=no StrictModes=no PermitRootLogin=yes",
-            "PasswordAuthentication=no KbdInteractiveAuthentication=no",
+            f"UsePAM={'yes' if pam else 'no'} PidFile=none UseDNS=no StrictModes=no",
+            "PermitRootLogin=yes PasswordAuthentication=no KbdInteractiveAuthentication=no",
         ]
         listed = [s for line in settings for s in line.split(" ")] + list(sshd)
         argv = [str(SSHD), "-D", "-e", "-f", "/dev/null", "-p", str(port)]
@@ -199,12 +201,20 @@ class HostRig:
         with self.known_hosts.open("a") as stream:
             stream.write(f"[{host.address}]:{host.port} {' '.join(public)}\n")
 
-    def _boot_script(self, home: Path, hostname: str, shell: str) -> str:
+    def _boot_script(self, home: Path, hostname: str, shell: str, pam: str | None) -> str:
         passwd = home.with_name(home.name + ".passwd")
-        rest = [line for line in Path("/etc/passwd").read_text().splitlines() if "root:" != line[:5]]
+        rest = [
+            line for line in Path("/etc/passwd").read_text().splitlines() if line[:5] != "root:"
+        ]
         passwd.write_text("\n".join([f"root:x:0:0:root:{home}:{shell}", *rest]) + "\n")
-        mount = f"mount --bind {shlex.quote(str(passwd))} /etc/passwd"
-        return f"hostname {shlex.quote(hostname)} && {mount} &&"
+        mounts = [(passwd, "/etc/passwd")]
+        if pam is not None:
+            rules = home.with_name(home.name + ".pam")
+            rules.write_text(pam)
+            mounts.append((rules, "/etc/pam.d/sshd"))
+        steps = [f"hostname {shlex.quote(hostname)}"]
+        steps += [f"mount --bind {shlex.quote(str(src))} {target}" for src, target in mounts]
+        return " && ".join(steps) + " &&"
 
     def _write_config(self) -> None:
         common = [
@@ -222,6 +232,7 @@ class HostRig:
 
 def make_key(path: Path, kind: str = "ed25519") -> Path:
     argv = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "", "-f", str(path)]
+    argv += ["-b", "2048"] if kind == "rsa" else []
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
     return path
 

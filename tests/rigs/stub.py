@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_CODE = '''
+_CODE = """
 import json, os, sys, time
 
 asked = json.loads(sys.argv[1])
@@ -16,7 +16,8 @@ mode, _, value = asked["root"].partition(":")
 begin, end = "\\n<BEGIN %s>" % asked["marker"], "<END %s>\\n" % asked["marker"]
 answer = {"ok": True, "asked": asked, "warnings": [os.uname().nodename]}
 answer.update(wrapper={"pid": os.getpid(), "state": "alive"}, worker={"pid": 5, "state": "zombie"})
-answer.update(wrap_pid=os.getpid(), worker_pid=5, boot_id="b", strays=[7, -1], was_running=True)
+answer.update(wrap_pid=os.getpid(), worker_pid=5, boot_id="b", strays=[7, -1], launch=4)
+answer["was_running"] = True
 answer.update(left=[{"pid": 9, "role": "worker", "state": "stuck"}])
 if asked["verb"] == "start":
     notes = os.path.join(os.path.dirname(__file__), "starts")
@@ -48,7 +49,7 @@ sys.stdout.write(text)
 sys.stdout.flush()
 if mode == "linger":
     time.sleep(600)
-'''
+"""
 
 
 class Stub:

@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import re
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctl.launchers import open_launcher
-from ctl.launchers.errors import no_reply
+from ctl.launchers.base import ScriptLauncher, Timeouts
+from ctl.launchers.errors import LaunchError, no_reply
 from ctl.launchers.script import (
     REPLY_LIMIT,
     ReplyReader,
@@ -20,7 +25,7 @@ from ctl.launchers.script import (
     end_mark,
     hello_mark,
 )
-from fsworker.errors import UsageError
+from fsworker.errors import Refused, UsageError
 
 pytestmark = pytest.mark.unit
 MARK = "0123abcd"
@@ -163,6 +168,82 @@ def test_no_reply_says_why(said, status, stage, denied, text):
     assert "n1" in str(error)
     assert text in str(error)
     assert "noise" not in str(error)
+
+
+def test_an_error_keeps_its_fields_when_words_are_added_and_when_it_travels():
+    error = LaunchError("host n1: gone", host="n1", stage="command", transient=True, denied="no")
+    said = error.with_words("help")
+    assert error.with_words("") is error
+    assert str(said) == "host n1: gone; its last words: help"
+    back = pickle.loads(pickle.dumps(said))
+    assert str(back) == str(said)
+    for one in (said, back):
+        assert (one.host, one.stage, one.transient, one.denied) == ("n1", "command", True, "no")
+
+
+class Scripted(ScriptLauncher):
+    """A launcher whose host does what a list says: raise an error, or print bytes."""
+
+    name = "scripted"
+
+    def __init__(self, *steps, **options):
+        super().__init__(python="python", **options)
+        self.steps = list(steps)
+
+    def run_script(self, host, body, sink, timeout):
+        step = self.steps.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        marker = re.search(rb"HELLO (\w+)", body)[1].decode()
+        sink(step.encode().replace(b"MARK", marker.encode()))
+        return 0
+
+
+OK = '<BEGIN MARK>{"ok": true, "boot_id": "b"}<END MARK>'
+
+
+def broken(**fields) -> LaunchError:
+    return LaunchError("host n1: it broke", host="n1", stage="banner", **fields)
+
+
+def test_what_passes_is_tried_again():
+    launcher = Scripted(broken(transient=True), broken(transient=True), OK)
+    assert launcher.probe("n1", "/r").boot_id == "b"
+
+
+@pytest.mark.parametrize(
+    "error", [broken(), broken(transient=True, timed_out=True)], ids=["lasting", "timed out"]
+)
+def test_what_does_not_pass_is_not_tried_again(error):
+    launcher = Scripted(error, OK)
+    with pytest.raises(LaunchError):
+        launcher.probe("n1", "/r")
+    assert launcher.steps == [OK]
+
+
+def test_trying_again_ends():
+    launcher = Scripted(*[broken(transient=True)] * 99, timeouts=Timeouts(retry=0.8))
+    begun = time.monotonic()
+    with pytest.raises(LaunchError):
+        launcher.probe("n1", "/r")
+    assert time.monotonic() - begun < 3
+    assert len(launcher.steps) < 98
+
+
+def test_closing_ends_the_waiting_for_another_try():
+    launcher = Scripted(*[broken(transient=True)] * 99)
+    threading.Timer(0.2, launcher.close).start()
+    begun = time.monotonic()
+    with pytest.raises(LaunchError):
+        launcher.probe("n1", "/r")
+    assert time.monotonic() - begun < 10
+
+
+def test_a_verb_that_is_not_there_is_refused():
+    launcher = Scripted(OK)
+    launcher.verbs = frozenset({"start"})
+    with pytest.raises(Refused, match="probe"):
+        launcher.probe("n1", "/r")
 
 
 @pytest.mark.parametrize(
