@@ -152,7 +152,7 @@ def split_files(value: str) -> list[str]:
 
 
 def _tokens(host: str, hostname: str, port: str, user: str) -> dict[str, str]:
-    local = socket.gethostname()
+    local, me = socket.gethostname(), _login_name()
     return {
         "%": "%",
         "d": os.path.expanduser("~"),
@@ -162,9 +162,16 @@ def _tokens(host: str, hostname: str, port: str, user: str) -> dict[str, str]:
         "l": local,
         "n": host,
         "p": port,
-        "r": user or getpass.getuser(),
-        "u": getpass.getuser(),
+        "r": user or me,
+        "u": me,
     }
+
+
+def _login_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a uid that no directory knows, as in a container
+        return str(os.getuid())
 
 
 def _expand(value: str, tokens: Mapping[str, str]) -> str:

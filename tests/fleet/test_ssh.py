@@ -30,6 +30,8 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.fleet
 NOISE = (INPUTS / "bashrc_noisy").read_text()
 Open = Callable[..., Launcher]
+SESSIONS = "ps -e -o pid=,args= | awk '/sshd: root/ && !/awk/ {print $1}'"
+KILL_SESSIONS = f"{SESSIONS} | xargs kill -9"
 
 
 @pytest.fixture
@@ -155,7 +157,7 @@ def test_a_worker_lives_on_when_the_connection_is_cut(rig, tmp_path):
 
 
 def _sessions(host: hosts.Host) -> bytes:
-    return host.inside("sh", "-c", "ps -e -o args= | grep '^sshd: root' || true").stdout
+    return host.inside("sh", "-c", SESSIONS).stdout
 
 
 # --- hosts that turn connections away (C04)
@@ -193,11 +195,31 @@ def test_a_start_whose_answer_was_lost_is_not_started_twice(rig, tmp_path):
         assert not launcher.stop("n1", root, 6, grace=10).left
 
 
+def test_a_start_whose_answer_is_lost_on_the_way_is_found_again(rig, tmp_path):
+    host = rig.add("n1")
+    root = make_root(tmp_path / "root", "n1")
+    loses = tmp_path / "loses the first answer"
+    loses.write_text(
+        f"#!/bin/sh\n{sys.executable} \"$@\" > '{tmp_path}/answer'\n"
+        f"test -e '{tmp_path}/lost' && exec cat '{tmp_path}/answer'\n"
+        f"touch '{tmp_path}/lost'; {KILL_SESSIONS}\nsleep 60\n"
+    )
+    loses.chmod(0o755)
+    with open_launcher("ssh", rig.options(python=str(loses))) as launcher:
+        started = launcher.start("n1", request(root, 5, python=fake_worker(tmp_path)))
+    assert started.adopted
+    assert started.worker_pid == int(Path(root, "ctl/n1.pid").read_text())
+    assert host.log.read_text().count("Accepted publickey") == 2
+    assert host.inside("pgrep", "-fc", "fsworker.respawn").stdout.strip() == b"1"
+    with open_launcher("ssh", rig.options()) as launcher:
+        assert not launcher.stop("n1", root, 5, grace=10).left
+
+
 def test_a_connection_that_broke_is_made_anew(rig, opened):
     host = rig.add("n1")
     launcher = opened()
     assert launcher.probe("n1", "/r").boot_id == "b"
-    host.inside("sh", "-c", "ps -e -o pid=,args= | awk '/sshd: root/ {print $1}' | xargs kill -9")
+    host.inside("sh", "-c", KILL_SESSIONS)
     assert launcher.probe("n1", "/r").boot_id == "b"
 
 
@@ -320,6 +342,37 @@ def test_a_frozen_host_is_bounded_and_the_others_are_served(rig, opened):
         frozen.thaw()
     assert launcher.probe("n1", "/r").boot_id == "b"
     assert other.process.poll() is None
+
+
+def test_a_session_that_freezes_is_bounded(rig, opened):
+    host = rig.add("n1")
+    launcher = opened(command_timeout=2.0)
+    launcher.probe("n1", "/r")
+    host.inside("sh", "-c", f"{SESSIONS} | xargs kill -STOP")
+    begun = time.monotonic()
+    error = failure(launcher)
+    assert time.monotonic() - begun < 6
+    assert (error.stage, error.timed_out) == ("timeout", True)
+    assert launcher.probe("n1", "/r").boot_id == "b"
+
+
+def test_a_host_that_drops_packets_is_a_connect_failure_in_its_time(rig, opened):
+    address, held = hosts.free_address(), []
+    with closing(socket.socket()) as server:
+        server.bind((address, 0))
+        server.listen(0)  # a full backlog answers no more, like a host that is gone
+        for _ in range(4):
+            sock = socket.socket()
+            sock.setblocking(False)
+            sock.connect_ex(server.getsockname())
+            held.append(sock)
+        reach(rig, "n1", server.getsockname())
+        begun = time.monotonic()
+        error = failure(opened(connect_timeout=1.0))
+        assert time.monotonic() - begun < 4
+        for sock in held:
+            sock.close()
+    assert (error.stage, error.timed_out, error.transient) == ("connect", True, True)
 
 
 def test_a_login_that_hangs_is_a_timeout_of_the_command(rig, opened):
