@@ -30,7 +30,7 @@ _LATER = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.ESTALE)
 class _Pass:
     """One walk over the root: the paths that stayed, and why."""
 
-    device: int
+    mount: str
     left: list[tuple[str, OSError]] = field(default_factory=list)
 
     def failed(self, path: str, error: OSError) -> None:
@@ -55,7 +55,7 @@ def hide(real: str, marker: bytes) -> None:
     top = os.open(real, _FOLDER)
     try:
         _put_marker(top, real, marker)
-        walk = _Pass(0)
+        walk = _Pass("")
         _remove_file(top, layout.MANIFEST, os.path.join(real, layout.MANIFEST), walk)
         if walk.left:
             raise _stays(*walk.left[0])
@@ -96,9 +96,9 @@ def _open_folder(parent: int, name: str, real: str) -> int:
 
 def _empty_but_marker(top: int, real: str, end: float) -> None:
     """Remove everything but the marker, again and again until it stays away or time is up."""
-    device = os.fstat(top).st_dev
+    mount = _mount_id(top)
     while True:
-        walk = _Pass(device)
+        walk = _Pass(mount)
         _remove_file(top, layout.MANIFEST, os.path.join(real, layout.MANIFEST), walk)
         _empty(top, real, walk, keep=layout.MARKER)
         if not walk.left:
@@ -123,10 +123,14 @@ def _empty(folder: int, path: str, walk: _Pass, keep: str = "") -> None:
             continue
         if not stat.S_ISDIR(found.st_mode):
             _remove_file(folder, name, entry, walk)
-        elif found.st_dev != walk.device:
-            walk.failed(entry, OSError(errno.EXDEV, "another filesystem is mounted there"))
         else:
             _remove_folder(folder, name, entry, walk)
+
+
+def _mount_id(folder: int) -> str:
+    """Which mount an open folder lies on. A bind mount has the same device as what it shows."""
+    with open(f"/proc/self/fdinfo/{folder}", encoding="ascii") as info:
+        return next((line for line in info if line.startswith("mnt_id:")), "")
 
 
 def _names(folder: int, path: str, walk: _Pass) -> Iterator[str]:
@@ -145,15 +149,22 @@ def _remove_folder(parent: int, name: str, path: str, walk: _Pass) -> None:
         return
     before = len(walk.left)
     try:
-        _empty(folder, path, walk)
+        if _mount_id(folder) != walk.mount:
+            walk.failed(path, OSError(errno.EXDEV, "something else is mounted there"))
+        else:
+            _empty(folder, path, walk)
+        if len(walk.left) == before:  # else what is in it was named already
+            _remove_empty(parent, name, folder, path, walk)
     finally:
         os.close(folder)
-    if len(walk.left) > before:
-        return  # what is in it was named already
+
+
+def _remove_empty(parent: int, name: str, folder: int, path: str, walk: _Pass) -> None:
     try:
         os.rmdir(name, dir_fd=parent)
     except OSError as error:
-        walk.failed(path, error)
+        inside = next(_names(folder, path, walk), "") if error.errno == errno.ENOTEMPTY else ""
+        walk.failed(os.path.join(path, inside) if inside else path, error)
 
 
 def _remove_file(folder: int, name: str, path: str, walk: _Pass) -> None:
@@ -164,7 +175,7 @@ def _remove_file(folder: int, name: str, path: str, walk: _Pass) -> None:
 
 
 def _retire_marker(top: int, real: str) -> None:
-    walk = _Pass(0)
+    walk = _Pass("")
     _remove_file(top, layout.MARKER, os.path.join(real, layout.MARKER), walk)
     if walk.left:
         raise _stays(*walk.left[0])
@@ -183,7 +194,7 @@ def _last_step(parent: int, top: int, real: str, marker: bytes, end: float) -> N
                 _put_marker(top, real, marker)
                 raise _stays(real, error) from None
         time.sleep(_PAUSE)
-        _empty(top, real, _Pass(os.fstat(top).st_dev))
+        _empty(top, real, _Pass(_mount_id(top)))
 
 
 def _stays(path: str, error: OSError) -> StorageError | Refused:

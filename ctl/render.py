@@ -10,7 +10,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -77,3 +78,18 @@ def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         out.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     Console().print(out)
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how many of `total` are done, on stderr and only where a person looks at it."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console  # lazily: slow to import, see the module docstring
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(clean(what), total=total)
+        yield lambda done: bar.update(task, completed=done)
