@@ -13,6 +13,8 @@ import traceback
 from types import TracebackType
 from typing import Any
 
+import msgpack
+
 from fsworker.protocol import packing
 
 OK, ERROR, TIMEOUT, CRASHED = "ok", "error", "timeout", "crashed"
@@ -41,9 +43,18 @@ def raised(error: BaseException) -> dict[str, str]:
     return cause(kind, _message(error), _trace(error, error.__traceback__))
 
 
+_plain = msgpack.Packer(strict_types=True, use_bin_type=True)
+"""One that lives keeps its buffer, which makes it many times faster; for one thread at a time."""
+
+
 def record(index: int, task_id: Any, status: str, value: Any, elapsed: float) -> bytes:
     """A result record. Raises packing.Unpackable when the value cannot be sent."""
-    return packing.pack([index, task_id, status, value, elapsed])
+    fields = [index, task_id, status, value, elapsed]
+    try:
+        packed: bytes = _plain.pack(fields)
+    except Exception:  # not plain data: the careful way carries more, and has words for the rest
+        return packing.pack(fields)
+    return packed
 
 
 def task_id(task: bytes) -> Any:

@@ -46,7 +46,8 @@ class Slot:
     """One of the worker's places, and the process that fills it now.
 
     `state`: absent, starting, idle, busy, or stuck (killed, and it does not die). `condemned`: the
-    task for which it was killed (IDLE: for none) and when.
+    task for which it was killed (IDLE: for none) and when. `due`: when it must start if absent,
+    else since when it has done nothing that shows.
     """
 
     def __init__(self, number: int, region: Region) -> None:
@@ -93,6 +94,7 @@ class Slot:
         self.range, self.first, self.end = work.number, work.first, work.first + len(work.records)
         self.region.set_limit(self.end)
         self.state, self._looked, self._rescued = "busy", None, (-1, -1)
+        self.due = time.monotonic()
         self._unsent = memoryview(slot_wire.pack_range(work))
         self.send(selector)
 
@@ -144,6 +146,13 @@ class Slot:
         if last is None or state[:3] != last[:3] or state.number != self.range or state.task < 0:
             return None
         return state
+
+    def dawdles(self, now: float, patience: float) -> bool:
+        """Whether a busy slot has been between tasks for that long."""
+        state = self.region.state()
+        if state.number == self.range and state.task >= 0:
+            self.due = now
+        return now > self.due + patience
 
     def rescue(self, state: State) -> list[Entry]:
         """What it had finished before the task it is at, unless that was taken before."""

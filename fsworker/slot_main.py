@@ -17,6 +17,7 @@ import json
 import logging
 import mmap
 import os
+import select
 import signal
 import socket
 import sys
@@ -79,11 +80,14 @@ class Slot:
         self._attempt = ""
         self._runner: asyncio.Runner | None = None
         self._standard = {fd: _copy(fd) for fd in (0, 1, 2)}
+        self._broken = select.poll()  # one call a task tells whether any of them was closed
+        for fd in self._standard:
+            self._broken.register(fd, 0)
 
     def serve(self) -> None:
         """Take ranges until the socket closes."""
         self._sock.setblocking(True)
-        self._sock.sendall(slot_wire.pack_frame(slot_wire.READY, 0))
+        self._sock.sendall(slot_wire.pack_frame(slot_wire.READY, self._pid))
         while (work := slot_wire.read_range(self._sock)) is not None:
             self._run_range(work)
 
@@ -91,8 +95,7 @@ class Slot:
         attempt = str(work.meta.get("attempt", ""))
         if attempt != self._attempt:
             os.environ["FLEET_ATTEMPT"] = self._attempt = attempt
-        name = work.meta["fn"]
-        function = self._functions.get(functions.canonical(name))
+        function = self._functions.get(functions.canonical(work.meta["fn"]))
         self._flushed = now = time.monotonic()
         self._region.open(work.number)
         for index, task in enumerate(work.records, work.first):
@@ -141,7 +144,8 @@ class Slot:
             status, value = outcomes.ERROR, outcomes.raised(error)
         if os.getpid() != self._pid:
             os._exit(0)  # user code forked, and its child came back here: it has no business here
-        self._restore_standard()
+        if self._broken.poll(0):
+            self._restore_standard()
         return status, value
 
     def _restore_standard(self) -> None:

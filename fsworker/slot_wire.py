@@ -19,7 +19,8 @@ _RANGE = struct.Struct("<IIIIQ")  # range, first index, records, length of meta,
 _FRAME = struct.Struct("<BIQ")  # kind, range, length
 
 READY, FAILED, RESULTS, FINISHED = 1, 2, 3, 4
-"""READY: the functions are loaded. FAILED: they are not, why. FINISHED: RESULTS, and the last."""
+"""READY: the functions are loaded; its number is the slot's pid. FAILED: they are not, and why.
+FINISHED: RESULTS, and the last of the range."""
 
 
 class Range(NamedTuple):

@@ -28,6 +28,8 @@ SILENT_EXIT = 0.5
 """Seconds that a slot may take to end after it closed its socket."""
 START_PATIENCE = 60.0
 """Seconds in which a slot must be ready; importing the functions anew may take long."""
+BEGIN_PATIENCE = 30.0
+"""Seconds in which a slot must begin what it was given; somebody may have stopped it."""
 _RETRY = (0.0, 0.1, 0.5, 2.0, 5.0)
 _ZYGOTE_TRIES = 5
 
@@ -209,7 +211,7 @@ class SlotPool:
 
     def _on_frame(self, slot: Slot, frame: slot_wire.Frame) -> None:
         if frame.kind == slot_wire.READY:
-            slot.state, slot.failures = "idle", 0
+            slot.state, slot.failures, slot.pid = "idle", 0, frame.number
         elif frame.kind == slot_wire.FAILED:
             self._listener.on_refused(frame.data.decode("utf-8", "replace"))
         elif frame.number == slot.range and slot.state == "busy":
@@ -222,6 +224,7 @@ class SlotPool:
         """See whether a slot does what it should, and take over what it has finished."""
         silent = slot.closed_at is not None and now > slot.closed_at + SILENT_EXIT
         late = slot.state == "starting" and now > slot.due + START_PATIENCE
+        late = late or (slot.state == "busy" and slot.dawdles(now, BEGIN_PATIENCE))
         if slot.condemned is not None:
             if slot.state != "stuck" and now > slot.condemned[1] + STUCK_AFTER:
                 self._give_up(slot)

@@ -172,6 +172,7 @@ class Worker:
             self._poll_stop()
 
     def _beat(self, **state: Any) -> None:
+        log.debug("calls on the root: %s", dict(self._store.calls))
         self._pulse.beat(
             ready=self._taking(),
             draining=self._deadline is not None,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 import uuid
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -183,7 +185,7 @@ def test_an_untrusted_root_is_refused(spawned: Spawned, root: Root) -> None:
 def test_damaged_batches_are_answered_and_set_aside(spawned: Spawned, root: Root) -> None:
     start_worker(spawned, root)
     whole = segment.encode(Segment(segment.BATCH, {}, [packing.pack([None, [1]])] * 3))
-    for raw in (b"", whole[:-1], whole + b"x", whole[:40] + b"\0" + whole[41:], b"\0" * 64):
+    for raw in (b"", whole[:-1], whole + b"x", whole[:-1] + bytes([whole[-1] ^ 1]), b"\0" * 64):
         batch = root.submit([], raw=raw)
         (record,) = root.results(batch)
         assert record[0] == -1 and record[2] == "invalid"
@@ -222,6 +224,26 @@ def test_work_of_other_shards_is_taken_when_home_is_empty(spawned: Spawned, tmp_
     start_worker(spawned, root, shard=1)
     batches = [root.submit([[s]], fn="double", shard=s) for s in (0, 1, 2)]
     assert [root.results(b)[0][3] for b in batches] == [0, 2, 4]
+
+
+def test_an_idle_worker_costs_at_most_five_calls_a_second(spawned: Spawned, root: Root) -> None:
+    start_worker(spawned, root, more=["--log-level", "DEBUG"])
+    wait_until(lambda: len(_calls(root)) >= 7, 60, "six beats")
+    (begin, before), (end, after) = _calls(root)[2], _calls(root)[-1]
+    assert 2 <= (after - before) / (end - begin) <= 5
+
+
+def test_the_heart_beats_on_while_user_code_holds_the_interpreter(
+    spawned: Spawned, root: Root
+) -> None:
+    worker = start_worker(spawned, root, slots=2)
+    batch = root.submit([["spin_in_c"], ["deadlock"], ["alarm"]], fn="misbehave", timeout=7.0)
+    wait_until(lambda: (b := root.beat()) and b.slots_busy == 2, 20, "busy")
+    seq = root.beat().seq  # type: ignore[union-attr]
+    wait_until(lambda: (b := root.beat()) and b.slots_busy and b.seq >= seq + 2, 20, "two beats")
+    assert [r[2] for r in root.results(batch)] == ["timeout", "timeout", "ok"]
+    assert root.results(root.submit([[1], [2]], fn="double"))[1][3] == 4
+    assert worker.poll() is None
 
 
 def test_the_task_that_kills_workers_is_found_and_its_neighbours_finish(
@@ -307,8 +329,6 @@ def test_tasks_see_who_they_are(spawned: Spawned, root: Root) -> None:
 
 
 def _change_manifest(root: Root, **changes: object) -> None:
-    import json
-
     path = root.path / layout.MANIFEST
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
@@ -327,3 +347,14 @@ def _revoke_all(root: Root) -> None:
         owner = layout.parse_owner(name)
         assert owner
         assert root.store.run(ledger.reclaim(owner, died=False)).finished
+
+
+def _calls(root: Root) -> list[tuple[float, int]]:
+    """(time, calls on the root so far) at each beat, as the log tells."""
+    found = []
+    for line in log_of(root).splitlines():
+        stamp, _, counts = line.partition(" DEBUG fsworker.worker: calls on the root: ")
+        if counts:
+            when = datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").timestamp()
+            found.append((when, sum(json.loads(counts.replace("'", '"')).values())))
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import random
 import re
 import signal
 import subprocess
@@ -12,6 +13,11 @@ import sys
 import threading
 import time
 from typing import Any
+
+try:
+    import numpy
+except ImportError:
+    numpy = None  # type: ignore[assignment]
 
 LIMIT = 5
 
@@ -171,7 +177,13 @@ def _helpers(marker: str) -> None:
     time.sleep(600)
 
 
+def _random_numbers(seconds: float) -> list[float]:
+    time.sleep(seconds)  # long enough that two slots are at it
+    return [numpy.random.random() for _ in range(4)] if numpy else [random.random()]
+
+
 _WAYS: dict[str, Any] = {
+    "random_numbers": _random_numbers,
     "segfault": _segfault,
     "os_exit": lambda: os._exit(0),
     "sys_exit": lambda: sys.exit(3),

@@ -1,0 +1,326 @@
+"""Slots with real processes: what user code does to its own slot, and to nobody else's."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsworker import procfs, slots
+from fsworker.backlog import Work
+from fsworker.executors import TASKS, Setting, open_executor
+from fsworker.protocol import packing
+from fsworker.tasks import TaskExecutor
+from tests.support.waiting import Spawned, gone, proc_state, wait_until, with_environ
+from tests.support.workers import MODULE, REPO
+
+pytestmark = pytest.mark.fleet
+
+FUNCTIONS = (
+    *("echo", "noop", "double", "double_async", "raise_async", "pid", "sleep"),
+    *("environment", "misbehave", "append"),
+)
+
+
+class Bench:
+    """An executor of tasks with its loop, as a worker has it."""
+
+    def __init__(self, slots: int, start: str = "fork", mark: str = "") -> None:
+        self.selector = selectors.DefaultSelector()
+        names = tuple(f"{MODULE}.{name}" for name in FUNCTIONS)
+        env = {"PYTHONPATH": REPO, "SLOT_TEST": mark}
+        setting = Setting(slots, names, slot_start=start, env=env)
+        found = open_executor(TASKS, setting, self.selector)
+        assert isinstance(found, TaskExecutor)
+        self.executor = found
+        self._number = 0
+
+    def turn(self) -> list[Work]:
+        for key, mask in self.selector.select(0.02):
+            key.data(mask)
+        assert self.executor.refused is None, self.executor.refused
+        return self.executor.step(time.monotonic())
+
+    def until(self, predicate: Any, deadline: float = 60.0, what: str = "it") -> None:
+        end = time.monotonic() + deadline
+        while not predicate():
+            assert time.monotonic() < end, f"{what} did not happen within {deadline} s"
+            self.turn()
+
+    def all_idle(self) -> bool:
+        return self.executor.pool.count("idle") == self.executor.total()
+
+    def add(self, fn: str, calls: list[list[Any]], timeout: float | None = None) -> Work:
+        self._number += 1
+        meta = {"fn": f"{MODULE}.{fn}", "batch": "b", "attempt": 1, "timeout": timeout}
+        records = [packing.pack([f"t{i}", call]) for i, call in enumerate(calls)]
+        work = Work(f"w{self._number}", meta, records)
+        work.open_all()
+        self.executor.add(work)
+        return work
+
+    def run(self, fn: str, calls: list[list[Any]], timeout: float | None = None) -> list[Any]:
+        """(status, value) of each call, in order."""
+        work = self.add(fn, calls, timeout)
+        self.until(lambda: work.finished, what="the last result")
+        found = [packing.unpack(work.results[i]) for i in range(len(calls))]
+        assert [f[:2] for f in found] == [[i, f"t{i}"] for i in range(len(calls))]
+        return [(f[2], f[3]) for f in found]
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    mark = uuid.uuid4().hex
+    with Spawned(f"SLOT_TEST={mark}"):
+        yield mark
+
+
+@pytest.fixture(params=["fork", "spawn"])
+def bench(request: pytest.FixtureRequest, mark: str) -> Iterator[Bench]:
+    found = Bench(2, request.param, mark)
+    found.until(found.all_idle, what="ready")
+    yield found
+    found.executor.close()
+    assert with_environ(f"SLOT_TEST={mark}") == []
+
+
+@pytest.fixture
+def forked(mark: str) -> Iterator[Bench]:
+    found = Bench(2, "fork", mark)
+    found.until(found.all_idle, what="ready")
+    yield found
+    found.executor.close()
+    assert with_environ(f"SLOT_TEST={mark}") == []
+
+
+CRASHES = [
+    ("segfault", "crashed", "signal 11 (SIGSEGV)"),
+    ("os_exit", "crashed", "exit code 0"),
+    ("sys_exit", "error", "SystemExit: the task called for exit with 3"),
+    ("interrupt", "error", "KeyboardInterrupt"),
+    ("odd_exception", "error", "_Odd: odd one"),
+    ("mute_exception", "error", "str() raised RuntimeError"),
+    ("surrogate", "error", "ValueError: bad \\ud800 text"),
+    ("value_error", "error", "ValueError: plainly wrong"),
+    ("recurse", "error", "RecursionError"),
+    ("lambda", "invalid", "a function cannot be sent"),
+    ("circular", "invalid", "cannot be sent"),
+    ("big_int", "invalid", "an integer outside"),
+    ("kill_self", "crashed", "signal 9 (SIGKILL)"),
+    ("abort", "crashed", "signal 6 (SIGABRT)"),
+]
+
+
+def test_each_bad_task_has_its_own_cause_and_its_neighbours_have_none(bench: Bench) -> None:
+    good = [["echo"]] * 40
+    calls = [[how] for how, _, _ in CRASHES]
+    mixed = [
+        call for i in range(0, 40, 3) for call in ([["alarm"]] * 3 + calls[i // 3 : i // 3 + 1])
+    ]
+    assert len(mixed) >= len(good) + len(calls)
+    answers = bench.run("misbehave", mixed)
+    expected = {how: (status, words) for how, status, words in CRASHES}
+    for call, (status, value) in zip(mixed, answers, strict=True):
+        if call == ["alarm"]:
+            assert (status, value) == ("ok", "alarm set")
+        else:
+            wanted, words = expected[call[0]]
+            assert status == wanted, call
+            assert words in value["short"] or words in value["message"], (call, value)
+    bench.until(bench.all_idle, what="full capacity")
+
+
+def test_an_alarm_that_a_task_leaves_does_not_hit_the_next(forked: Bench) -> None:
+    calls = [["alarm_default", 0.01], ["value_error"]] * 4
+    statuses = [status for status, _ in forked.run("misbehave", calls)]
+    assert statuses == ["ok", "error"] * 4
+    assert {s for s, _ in forked.run("sleep", [[0.1]] * 4)} == {"ok"}
+
+
+def test_closed_and_abused_standard_descriptors_are_nobody_elses_business(forked: Bench) -> None:
+    before = {value for _, value in forked.run("pid", [[]] * 50)}
+    answers = forked.run("misbehave", [["close_std"], ["print_garbage"]] * 10)
+    assert [status for status, _ in answers] == ["ok"] * 20
+    assert {value for _, value in forked.run("pid", [[]] * 50)} <= before  # no slot was lost
+
+
+def test_a_task_that_forks_and_returns_twice_answers_once(forked: Bench) -> None:
+    assert forked.run("misbehave", [["fork_and_return"]] * 6) == [("ok", 7)] * 6
+    assert [v for _, v in forked.run("double", [[i] for i in range(50)])] == [
+        2 * i for i in range(50)
+    ]
+
+
+def test_coroutines_are_run_and_may_fail_in_every_way(bench: Bench) -> None:
+    assert bench.run("double_async", [[i] for i in range(20)]) == [("ok", 2 * i) for i in range(20)]
+    answers = bench.run("raise_async", [["exit"], ["value"], ["interrupt"], ["value"]])
+    kinds = [(status, value["type"]) for status, value in answers]
+    assert kinds == [
+        ("error", "SystemExit"),
+        ("error", "ValueError"),
+        ("error", "KeyboardInterrupt"),
+        ("error", "ValueError"),
+    ]
+
+
+def test_large_arguments_and_results_pass(forked: Bench) -> None:
+    big = b"x" * 3_000_000
+    assert forked.run("echo", [[big], [1], [big]]) == [("ok", big), ("ok", 1), ("ok", big)]
+    answers = forked.run("misbehave", [["big", n] for n in (65_000, 65_400, 65_536, 200_000, 1)])
+    assert [len(value) for _, value in answers] == [65_000, 65_400, 65_536, 200_000, 1]
+
+
+def test_hanging_tasks_are_ended_at_their_time_with_all_they_started(
+    bench: Bench, mark: str
+) -> None:
+    started = time.monotonic()
+    calls = [["spin_in_c"], ["backtrack"], ["deadlock"], ["helpers", mark]]
+    answers = bench.run("misbehave", calls, timeout=1.0)
+    assert time.monotonic() - started < 10
+    assert [(s, v["message"]) for s, v in answers] == [("timeout", "no result after 1 s")] * 4
+    bench.until(bench.all_idle, what="full capacity")
+    pids = {slot.pid for slot in bench.executor.pool.slots}
+    zygote = bench.executor.pool.zygote_pid
+    wait_until(lambda: set(with_environ(f"SLOT_TEST={mark}")) <= pids | {zygote}, 10, "cleanup")
+
+
+def test_a_task_may_have_a_time_of_its_own(forked: Bench) -> None:
+    meta = {"fn": f"{MODULE}.sleep", "batch": "b", "attempt": 1, "timeout": 60.0}
+    records = [packing.pack([None, [30], {}, {"timeout": t}]) for t in (0.2, 0, "soon", True)]
+    work = Work("own", meta, records)
+    work.open_all()
+    forked.executor.add(work)
+    forked.until(lambda: work.finished)
+    found = [packing.unpack(work.results[i]) for i in range(4)]
+    assert [f[2] for f in found] == ["timeout", "invalid", "invalid", "invalid"]
+    assert "no result after 0.2 s" in found[0][3]["message"]
+
+
+def test_what_was_finished_before_a_neighbour_hangs_is_known_at_once(mark: str) -> None:
+    bench = Bench(1, "fork", mark)
+    work = bench.add("sleep", [[0.0], [0.001], [0.002], [60]])
+    bench.until(lambda: len(work.results) == 3, 20, "three results")
+    bench.executor.drop(work.key)
+    bench.until(bench.all_idle, what="its slot is replaced")
+    bench.executor.close()
+
+
+def test_tasks_behind_a_slow_one_go_to_idle_slots(forked: Bench) -> None:
+    work = forked.add("sleep", [[3.0], *([[0.0]] * 30)])
+    started = time.monotonic()
+    forked.until(lambda: len(work.results) == 30, 20, "thirty results")
+    assert time.monotonic() - started < 2.5
+
+
+def test_forty_eight_slots_keep_their_capacity(mark: str) -> None:
+    bench = Bench(48, "fork", mark)
+    bench.until(bench.all_idle, what="ready")
+    for _ in range(3):
+        hanging = [["spin_in_c"]] * 4 + [["backtrack"]] * 4
+        started = time.monotonic()
+        answers = bench.run("misbehave", [["alarm"]] * 40 + hanging, timeout=2.0)
+        assert [s for s, _ in answers] == ["ok"] * 40 + ["timeout"] * 8
+        assert time.monotonic() - started < 20
+        bench.until(bench.all_idle, what="full capacity")
+        zygote = bench.executor.pool.zygote_pid
+        assert zygote is not None
+        states = [s.state for s in procfs.descendants([zygote])]
+        assert len(states) == 48 and "Z" not in states
+    bench.executor.close()
+
+
+def test_a_lost_slot_is_back_in_milliseconds(forked: Bench) -> None:
+    pauses = []
+    for _ in range(5):
+        slot = forked.executor.pool.slots[0]
+        before = slot.pid
+        started = time.monotonic()
+        os.kill(before, signal.SIGKILL)
+        forked.until(lambda b=before, s=slot: s.pid != b and s.state == "idle", 10, "a new one")
+        pauses.append(time.monotonic() - started)
+    print("a lost slot was back after", [f"{1000 * p:.1f} ms" for p in sorted(pauses)])
+    assert min(pauses) < 0.05
+
+
+def test_a_killed_zygote_takes_its_slots_along_and_all_come_back(forked: Bench) -> None:
+    pool = forked.executor.pool
+    zygote, pids = pool.zygote_pid, [slot.pid for slot in pool.slots]
+    assert zygote is not None
+    work = forked.add("sleep", [[0.3]] * 4)
+    forked.until(lambda: forked.executor.busy() == 2, what="busy")
+    os.kill(zygote, signal.SIGKILL)
+    forked.until(lambda: work.finished, what="all results")
+    assert all(gone(pid) for pid in (zygote, *pids))
+    assert {packing.unpack(r)[2] for r in work.results.values()} == {"ok"}
+    forked.until(forked.all_idle, what="full capacity")
+    assert pool.zygote_pid != zygote
+
+
+def test_a_stopped_slot_is_ended_at_its_time(forked: Bench, tmp_path: Path) -> None:
+    log = str(tmp_path / "log")
+    work = forked.add("append", [[log, "x", 0.5]], timeout=1.0)
+    forked.until(lambda: Path(log).exists(), what="it begins")
+    (busy,) = [s for s in forked.executor.pool.slots if s.state == "busy"]
+    os.kill(busy.pid, signal.SIGSTOP)
+    wait_until(lambda: proc_state(busy.pid) == "T", 5, "stopped")
+    forked.until(lambda: work.finished, 10, "its timeout")
+    assert packing.unpack(work.results[0])[2] == "timeout"
+
+
+def test_a_slot_that_begins_nothing_is_replaced_and_nobody_is_blamed(
+    forked: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "BEGIN_PATIENCE", 0.3)
+    frozen = [slot.pid for slot in forked.executor.pool.slots]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: all(proc_state(pid) == "T" for pid in frozen), 5, "stopped")
+    assert forked.run("double", [[4], [5]], timeout=60.0) == [("ok", 8), ("ok", 10)]
+    assert all(gone(pid) for pid in frozen)
+
+
+def test_dropped_work_is_ended_and_forgotten(forked: Bench, tmp_path: Path) -> None:
+    log = str(tmp_path / "log")
+    work = forked.add("append", [[log, "x", 60.0]] * 2)
+    forked.until(lambda: Path(log).exists(), what="it begins")
+    forked.executor.drop(work.key)
+    forked.until(forked.all_idle, what="idle again")
+    assert work.results == {}
+    assert forked.run("double", [[4]]) == [("ok", 8)]
+
+
+def test_each_slot_draws_its_own_random_numbers(mark: str) -> None:
+    pytest.importorskip("numpy")
+    bench = Bench(2, "fork", mark)
+    calls = [["random_numbers", 0.2]] * 2
+    answers = bench.run("misbehave", calls)
+    assert answers[0] != answers[1]
+    bench.executor.close()
+
+
+def test_the_environment_is_set_before_the_import_and_for_each_task(bench: Bench) -> None:
+    names = ["OMP_NUM_THREADS", "FLEET_ATTEMPT", "FLEET_TASK_ID", "FLEET_LIFE_FD"]
+    answers = bench.run("environment", [names] * 3)
+    assert [value for _, value in answers] == [["1", "1", f"t{i}", None] for i in range(3)]
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_functions_that_cannot_be_loaded_are_refused(start: str, mark: str) -> None:
+    selector = selectors.DefaultSelector()
+    setting = Setting(1, ("nowhere:f",), slot_start=start, env={"SLOT_TEST": mark})
+    executor = open_executor(TASKS, setting, selector)
+    end = time.monotonic() + 20
+    while executor.refused is None and time.monotonic() < end:
+        for key, mask in selector.select(0.05):
+            key.data(mask)
+        executor.step(time.monotonic())
+    executor.close()
+    assert executor.refused and "there is no module 'nowhere'" in executor.refused
+    assert not executor.ready

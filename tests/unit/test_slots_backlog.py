@@ -1,0 +1,106 @@
+"""Which tasks go to which slot: none twice, none forgotten, none behind a slow neighbour."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fsworker.backlog import RANGE_BYTES, RANGE_SECONDS, Backlog, Work, tail
+from fsworker.outcomes import CODES, ERROR, OK, TIMEOUT
+from fsworker.slot_memory import Entry
+
+pytestmark = pytest.mark.unit
+
+
+def work(key: str, count: int, size: int = 1) -> Work:
+    found = Work(key, {}, [b"x" * size] * count)
+    found.open_all()
+    return found
+
+
+def entry(task: int, status: str = OK, elapsed: float = 0.001) -> Entry:
+    return Entry(task, CODES[status], elapsed, b"%d" % task)
+
+
+def sizes(backlog: Backlog, slots: int) -> list[int]:
+    found = []
+    while (taken := backlog.take(slots)) is not None:
+        found.append(taken[2] - taken[1])
+    return found
+
+
+def test_first_ranges_are_a_share_of_what_is_left() -> None:
+    backlog = Backlog()
+    backlog.add(work("a", 100))
+    found = sizes(backlog, 4)
+    assert found[:4] == [25, 19, 14, 11]
+    assert found[-1] == 1 and sum(found) == 100
+
+
+def test_every_task_is_handed_out_exactly_once_whatever_is_lost() -> None:
+    chance = random.Random(5)
+    backlog = Backlog()
+    works = [work(k, n) for k, n in (("a", 57), ("b", 1), ("c", 0), ("d", 200))]
+    for found in works:
+        backlog.add(found)
+    while (taken := backlog.take(3)) is not None:
+        found, first, end = taken
+        assert not set(range(first, end)) & found.results.keys()
+        cut = chance.randint(first, end)
+        found.keep(entry(i) for i in range(first, cut))
+        backlog.put_back(found, first, end)
+    assert all(w.finished for w in works)
+    assert backlog.unfinished() == backlog.waiting() == 0
+
+
+def test_long_tasks_go_one_by_one() -> None:
+    backlog = Backlog()
+    backlog.observe([entry(0, elapsed=RANGE_SECONDS * 2)])
+    backlog.add(work("a", 10))
+    assert sizes(backlog, 2) == [1] * 10
+
+
+def test_large_tasks_go_in_small_ranges() -> None:
+    backlog = Backlog()
+    backlog.add(work("a", 10, RANGE_BYTES // 2))
+    assert max(sizes(backlog, 1)) == 2
+    backlog.add(work("b", 2, RANGE_BYTES * 2))
+    assert sizes(backlog, 1) == [1, 1]
+
+
+def test_the_first_result_of_a_task_counts() -> None:
+    found = work("a", 3)
+    assert found.keep([entry(0), entry(1, TIMEOUT), entry(7)]) == 2
+    assert found.keep([entry(1), entry(2, ERROR)]) == 1
+    assert (found.failed, found.timeouts, found.finished) == (2, 1, True)
+
+
+def test_what_comes_back_goes_first_and_in_order() -> None:
+    backlog = Backlog()
+    found, later = work("a", 10), work("b", 1)
+    backlog.add(found)
+    backlog.add(later)
+    assert backlog.take(1) == (found, 0, 10)
+    found.keep([entry(2)])
+    backlog.put_back(found, 0, 10)
+    assert list(found.pending) == [(0, 2), (3, 10)]
+    assert backlog.take(1) == (found, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("task", "end", "running", "mean", "cut"),
+    [
+        (0, 1, 99.0, 1.0, None),  # nothing follows
+        (0, 100, 0.0, 1e-6, None),  # over before anybody could take it
+        (0, 100, 0.0, None, None),  # nothing is known yet
+        (0, 100, 0.1, None, 50),  # this one takes long: half of what follows
+        (0, 100, 0.0, 0.01, 50),
+        (0, 2, 0.1, 1.0, 1),
+        (10, 20, 5.0, None, 11),  # as good as hanging: all of it
+    ],
+)
+def test_an_idle_slot_takes_over_a_tail(
+    task: int, end: int, running: float, mean: float | None, cut: int | None
+) -> None:
+    assert tail(task, end, running, mean) == cut

@@ -1,0 +1,112 @@
+"""The parts of a slot that need no process: shared memory, frames, words, evidence."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsworker import outcomes, slot_memory, slot_wire
+from fsworker.protocol import packing
+from fsworker.slot_main import parse_task
+from fsworker.slot_memory import IDLE, Entry, Region
+from fsworker.suspects import weigh
+
+pytestmark = pytest.mark.unit
+
+
+def test_both_sides_of_a_region_see_the_same() -> None:
+    _, memory = slot_memory.create(3)
+    slot, worker = Region(memory, 1), Region(memory, 1)
+    worker.reset()
+    worker.set_limit(7)
+    assert (slot.limit(), worker.state().task) == (7, IDLE)
+    slot.open(9)
+    slot.begin(4, 12.5, 2.0)
+    first, second = Entry(4, 0, 0.5, b"one"), Entry(5, 1, 0.25, b"")
+    assert slot.append(slot_memory.pack_entry(first))
+    assert worker.finished(worker.state()) == []  # it counts when the next task begins
+    assert slot.append(slot_memory.pack_entry(second))
+    slot.begin(6, 13.0, 0.0)
+    state = worker.state()
+    assert state[:4] == (9, 6, 13.0, 0.0)
+    assert worker.finished(state) == [first, second]
+    assert list(slot_memory.unpack_entries(slot.unsent())) == [first, second]
+    slot.clear()
+    assert worker.finished(worker.state()) == []
+    assert Region(memory, 0).state().task == Region(memory, 2).state().task == 0
+
+
+def test_a_region_keeps_no_more_than_it_has_room_for() -> None:
+    _, memory = slot_memory.create(2)
+    slot = Region(memory, 0)
+    Region(memory, 1).set_limit(11)
+    assert not slot.append(b"x" * (slot_memory.ROOM + 1))
+    assert slot.append(b"x" * slot_memory.ROOM)
+    assert not slot.append(b"x")
+    assert Region(memory, 1).limit() == 11
+
+
+def test_entries_that_are_cut_are_left_out() -> None:
+    packed = slot_memory.pack_entry(Entry(1, 0, 0.0, b"abc"))
+    for cut in range(len(packed)):
+        assert list(slot_memory.unpack_entries(packed + packed[:cut]))[1:] == []
+
+
+def test_frames_survive_any_cut() -> None:
+    stream = slot_wire.pack_frame(1, 0) + slot_wire.pack_frame(3, 7, b"data" * 9)
+    buffer, found = bytearray(), []
+    for byte in stream:
+        buffer.append(byte)
+        found += slot_wire.take_frames(buffer)
+    assert found == [(1, 0, b""), (3, 7, b"data" * 9)]
+    assert not buffer
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (["a"], ("a", [], {}, {})),
+        ([None, [1, 2]], (None, [1, 2], {}, {})),
+        ([3, [], {"k": 1}, {"timeout": 2}], (3, [], {"k": 1}, {"timeout": 2})),
+    ],
+)
+def test_trailing_fields_of_a_task_may_be_missing(fields: object, expected: object) -> None:
+    assert parse_task(packing.pack(fields)) == expected
+
+
+@pytest.mark.parametrize(
+    "fields", [[], None, 5, {"a": 1}, [1, "args"], [1, [], "kw"], [1, [], {}, "opt"], [1] * 5]
+)
+def test_what_is_no_task_is_said_to_be_none(fields: object) -> None:
+    with pytest.raises(ValueError, match="the task"):
+        parse_task(packing.pack(fields))
+
+
+def test_ends_of_processes_in_words() -> None:
+    assert outcomes.exit_words("signal", 11) == "signal 11 (SIGSEGV)"
+    assert outcomes.exit_words("signal", 40) == "signal 40"
+    assert outcomes.exit_words("exit", 3) == "exit code 3"
+
+
+def test_long_and_odd_texts_can_be_sent() -> None:
+    told = outcomes.cause("E", "a\ud800" + "b" * 100_000)
+    packing.pack(told)
+    assert len(told["message"]) < 2 * outcomes.MAX_TEXT
+    assert told["message"].startswith("a\\ud800b")
+    assert outcomes.cause("E", "")["short"] == "E"
+
+
+def test_evidence_counts_what_ran_when_a_worker_died() -> None:
+    def result(i: int) -> list[object]:
+        return [i, None, "ok", i, 0.0]
+
+    found = weigh(
+        [
+            [["started", 0], result(0), ["started", 1]],
+            [["started", 1], result(1), ["started", 2]],
+            [["started", 2]],
+            [["started", 3], ["withdrawn", 3]],
+            ["odd", None, ["started", "x"], 5],
+        ]
+    )
+    assert {i: packing.unpack(r) for i, r in found.results.items()} == {0: result(0), 1: result(1)}
+    assert dict(found.fatal) == {1: 1, 2: 2}
