@@ -32,7 +32,8 @@ class Submitter:
     """Submits batches to the inboxes of one run.
 
     `unique` is a part of the names of temporaries: two processes that share it must never live at
-    the same time. `pause` waits; a test may make it short.
+    the same time. Without `withdraw` a batch that the storage refuses to rename stays prepared, to
+    be submitted later under the same names.
     """
 
     def __init__(
@@ -40,13 +41,13 @@ class Submitter:
         store: Store,
         unique: str,
         *,
+        withdraw: bool = True,
         patience: float = PATIENCE,
-        pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self._store = store
         self._unique = unique
+        self._may_withdraw = withdraw
         self._patience = patience
-        self._pause = pause
 
     def open_stream(self, stream: str) -> None:
         """Make the folder of a stream (encoded name), which must be there before any result."""
@@ -67,7 +68,10 @@ class Submitter:
         )
 
     def enqueue(self, token: Token) -> None:
-        """Submit a prepared batch. StorageError only when it provably was not submitted."""
+        """Submit a prepared batch, or one that may have been submitted before.
+
+        StorageError only when it provably was not submitted.
+        """
         temp = self.temporary(token)
         pause, end = _FIRST_PAUSE, time.monotonic() + self._patience
         while (move := self._store.run(ledger.enqueue(token, temp))) is not Move.DONE:
@@ -87,6 +91,8 @@ class Submitter:
             self._insist(partial(self._store.sync_folder, folder), "sync", folder)
 
     def _withdraw(self, temp: str) -> bool:
+        if not self._may_withdraw:
+            return True
         try:
             return self._store.remove(temp)
         except OSError:
@@ -112,5 +118,5 @@ class Submitter:
 
     def _wait(self, pause: float, why: str, *words: object) -> float:
         log.log(logging.WARNING if pause >= _LONGEST_PAUSE else logging.DEBUG, why, *words)
-        self._pause(pause)
+        time.sleep(pause)
         return min(pause * 2, _LONGEST_PAUSE)

@@ -1,0 +1,83 @@
+"""`ctl results`: what became of the tasks of a file, as JSON lines in the order of the input."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ctl import gather, render, roots, streams
+from ctl.params import DURATION, json_option, root_option
+from ctl.session import Session
+from ctl.streams import Submission
+
+
+@click.command()
+@click.argument("name", required=False)
+@root_option
+@click.option("--stream", help="The stream of the tasks [default: the only one].")
+@click.option("-o", "--output", required=True, metavar="FILE", help="Where the results go.")
+@click.option("--timeout", type=DURATION, help="Wait at most this long for them.")
+@click.option(
+    "--no-worker-timeout",
+    type=DURATION,
+    default=60.0,
+    show_default="60s",
+    help="Give up when no worker has lived for this long.",
+)
+@json_option
+@click.pass_obj
+def command(
+    session: Session,
+    name: str | None,
+    root: str | None,
+    stream: str | None,
+    output: str,
+    timeout: float | None,
+    no_worker_timeout: float,
+    as_json: bool,
+) -> int:
+    """Wait for the results of tasks and write them to a file.
+
+    NAME is the stream that `ctl submit` printed, as with --stream. A line a task, in the order of
+    the input: {"index", "id", "status", and "value" or "error"}. What JSON cannot hold is written
+    as {"__repr__": …}. Until all are there they are kept in FILE.partial: interrupted and run
+    again, it goes on where it was. Exit code 1: some tasks failed; 6: not all came in time; 9: no
+    worker serves the run.
+    """
+    run = roots.open_run(*roots.find_root(root, session.config))
+    submission = gather.find(run, stream or name)
+    return take(session, run, submission, output, timeout, no_worker_timeout, as_json)
+
+
+def take(
+    session: Session,
+    run: roots.Run,
+    submission: Submission,
+    output: str,
+    timeout: float | None,
+    no_worker_timeout: float,
+    as_json: bool,
+) -> int:
+    """Write the results of a submission to `output`; the exit code."""
+    with (
+        streams.locked(run.store, submission.stream, "results.lock"),
+        render.progress("results", submission.tasks) as progress,
+    ):
+        taken = gather.gather(
+            run,
+            submission,
+            output,
+            timeout=timeout,
+            no_worker_timeout=no_worker_timeout or None,
+            progress=progress,
+        )
+    failed, tasks = taken.failed, submission.tasks
+    if as_json:
+        fields = {"stream": submission.stream, "output": taken.out, "tasks": tasks}
+        render.document({**fields, "failed": failed})
+    else:
+        session.say(f"{tasks} results of stream {submission.stream} are in {taken.out}")
+    if failed:
+        print(f"ctl: {failed} of {tasks} tasks failed: see {taken.out}", file=sys.stderr)
+    return 1 if failed else 0

@@ -1,0 +1,202 @@
+"""Taking all results of a submission into a file, over any number of interrupted attempts.
+
+The order makes it safe: open the partial file; note on the run root where results go; then, again
+and again, keep what has come and only after that forget it there. When everything is kept, write
+the file, note that it is complete, remove the partial one. Each step may be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from ctl import spool, streams
+from ctl.roots import Run
+from ctl.spool import Spool
+from ctl.streams import Sent, Submission, Taken
+from fsworker.delivery import Delivered, Delivery, Want
+from fsworker.errors import DeadlineExceeded, FleetError, UsageError
+from fsworker.liveness import Liveness
+from fsworker.pace import Pace
+from fsworker.protocol import layout
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 64
+"""Batches that are kept by one fsync at most, and so held in memory."""
+
+
+def find(run: Run, stream: str | None) -> Submission:
+    """The submission whose results are meant: of this stream, or of the only one."""
+    known = streams.names(run.store)
+    if stream is None:
+        if len(known) == 1:
+            stream = known[0]
+        else:
+            have = f"it has {', '.join(known)}" if known else "it has none"
+            raise UsageError(f"name the stream of the run at {run.root}: {have}")
+    submission = streams.read(run.store, Submission, streams.check_name(stream))
+    if submission is None:
+        have = f"there are {', '.join(known)}" if known else "there is none yet"
+        raise UsageError(f"nothing was submitted to stream {stream!r} by `ctl submit`: {have}")
+    return submission
+
+
+def gather(
+    run: Run,
+    submission: Submission,
+    out: str,
+    *,
+    timeout: float | None,
+    no_worker_timeout: float | None,
+    progress: Callable[[int], None],
+) -> Taken:
+    """Wait for all results and write them to `out`. Times in seconds.
+
+    Raises DeadlineExceeded, NoWorkers, StorageError; what came until then is kept.
+    """
+    out = os.path.abspath(out)
+    taken = streams.read(run.store, Taken, submission.stream)
+    if taken is not None:
+        _check_same(taken, out, submission)
+        if taken.complete:
+            return _complete(taken)
+    kept = Spool(out, submission)
+    try:
+        if taken is None:
+            taken = Taken(out, socket.gethostname())
+            streams.write(run.store, submission.stream, taken)
+        _Gathering(run, submission, kept, progress).wait(timeout, no_worker_timeout)
+        kept.finish()
+        taken = replace(taken, complete=True, failed=kept.failed)
+        streams.write(run.store, submission.stream, taken)
+        kept.remove()
+        _remove_stream(run, submission)
+    finally:
+        kept.close()
+    return taken
+
+
+class _Gathering:
+    def __init__(
+        self, run: Run, submission: Submission, kept: Spool, progress: Callable[[int], None]
+    ) -> None:
+        self._run, self._submission = run, submission
+        self._kept, self._progress = kept, progress
+        stream = layout.encode(submission.stream)
+        self._delivery = Delivery(run.store, stream, self._judge)
+        self._all_sent = False
+
+    def wait(self, timeout: float | None, no_worker_timeout: float | None) -> None:
+        """Return when every batch is kept."""
+        end = None if timeout is None else time.monotonic() + timeout
+        liveness, pace = Liveness(self._run.store, no_worker_timeout), Pace()
+        self._progress(self._kept.tasks)
+        while not self._kept.complete:
+            if self._take():
+                pace.reset()
+                liveness.heard()
+                self._progress(self._kept.tasks)
+                continue
+            self._check_submitted()
+            if end is not None and time.monotonic() >= end:
+                raise DeadlineExceeded(f"{self._so_far()}: run this again to go on")
+            if (reason := liveness.check()) is not None:
+                raise reason
+            time.sleep(pace.next())
+
+    def _take(self) -> bool:
+        """Keep, then forget, what has come; whether anything has."""
+        came = False
+        waiting: list[Delivered] = []
+        try:
+            for delivered in self._delivery.poll(early=False):
+                came = True
+                self._keep(delivered)
+                waiting.append(delivered)
+                if len(waiting) == AT_ONCE:
+                    self._settle(waiting)
+        except OSError as error:
+            log.info("cannot read results now: %s", error)  # liveness says so if it lasts
+        self._settle(waiting)
+        return came
+
+    def _keep(self, delivered: Delivered) -> None:
+        number = self._submission.number(delivered.batch)
+        assert number is not None, "judge lets nothing else through"
+        rows = delivered.rows
+        if delivered.lost is not None:
+            wanted = self._submission.ends[number] - self._submission.start(number)
+            rows = spool.lost_rows(delivered.lost, wanted)
+        self._kept.keep(number, rows)
+
+    def _settle(self, waiting: list[Delivered]) -> None:
+        if waiting:
+            self._kept.sync()
+            for delivered in waiting:
+                self._delivery.forget(delivered)
+            waiting.clear()
+
+    def _judge(self, batch: str) -> Want:
+        number = self._submission.number(batch)
+        if number is None:
+            return Want.LEAVE
+        return Want.DROP if number in self._kept else Want.TAKE
+
+    def _check_submitted(self) -> None:
+        """Say so when what is waited for was never submitted, and nobody is at it."""
+        if self._all_sent:
+            return
+        store, submission = self._run.store, self._submission
+        sent = streams.read(store, Sent, submission.stream) or Sent()
+        self._all_sent = sent.submitted == len(submission.ends)
+        if self._all_sent or len(self._kept) < sent.submitted:
+            return
+        if streams.is_locked(store, submission.stream, "lock"):
+            return
+        raise FleetError(
+            f"{self._so_far()}, and only {submission.start(sent.submitted)} tasks were submitted: "
+            f"run `ctl submit --tasks {submission.file} --stream {submission.stream}` to the end"
+        )
+
+    def _so_far(self) -> str:
+        submission = self._submission
+        return (
+            f"{self._kept.tasks} of {submission.tasks} results of stream {submission.stream!r} "
+            f"are kept in {self._kept.path}"
+        )
+
+
+def _remove_stream(run: Run, submission: Submission) -> None:
+    """Remove the stream's folder, which is empty unless something of no worth is left in it."""
+    try:
+        run.store.rmdir(layout.outbox_dir(layout.encode(submission.stream)))
+    except OSError as error:
+        log.debug("the folder of stream %s stays: %s", submission.stream, error)
+
+
+def _check_same(taken: Taken, out: str, submission: Submission) -> None:
+    if taken.out == out and taken.machine == socket.gethostname():
+        if not taken.complete:
+            spool.check_there(out + ".partial")
+        return
+    raise UsageError(
+        f"results of stream {submission.stream!r} {'were' if taken.complete else 'are'} taken to "
+        f"{taken.out} on {taken.machine}: give that file with -o"
+    )
+
+
+def _complete(taken: Taken) -> Taken:
+    if not os.path.exists(taken.out):
+        raise UsageError(
+            f"the results were written to {taken.out}, which is gone, and are no longer in the run",
+            path=taken.out,
+        )
+    partial = taken.out + ".partial"
+    if os.path.exists(partial):
+        os.unlink(partial)
+    return taken
