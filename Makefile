@@ -27,15 +27,17 @@ $(BIN)/python:
 
 # A stamp is written after the installation, so that one that was interrupted is done again.
 $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) install -c constraints.txt -e '.[examples]'
+	@echo "installing into $(VENV), which may take a minute"
+	@$(PIP) install -c constraints.txt -e '.[examples]'
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) install -c constraints.txt -e '.[dev,examples]'
+	@echo "installing into $(VENV), which may take some minutes"
+	@$(PIP) install -c constraints.txt -e '.[dev,examples]'
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.bench: $(VENV)/.dev
-	$(PIP) install -c constraints.txt -e '.[bench]'
+	@$(PIP) install -c constraints.txt -e '.[bench]'
 	@touch $@
 
 demo: $(VENV)/.demo
