@@ -17,6 +17,12 @@ from fsworker.outcomes import CODES, OK, TIMEOUT
 from fsworker.slot_memory import Entry
 
 RANGE_SECONDS = 0.05
+"""A range is meant to take at most this long, and at least a fiftieth of it."""
+AHEAD_SECONDS = 0.1
+"""Work for this long is kept at hand, but at least two tasks a slot."""
+_MOST_AHEAD = 256
+_OVERHEAD = 1e-5
+"""Seconds that a task costs besides its own time."""
 RANGE_BYTES = 1 << 20
 MAX_RANGE = 1024
 _FORGET = 0.2
@@ -89,6 +95,13 @@ class Backlog:
         """How many tasks have no result."""
         return sum(len(w.records) - len(w.results) for w in self.works.values())
 
+    def wanted(self, slots: int) -> int:
+        """How many more tasks to have at hand, so that no slot waits for the disk."""
+        ahead = 2.0
+        if self.mean is not None:
+            ahead = min(max(ahead, AHEAD_SECONDS / (self.mean + _OVERHEAD)), _MOST_AHEAD)
+        return int(ahead * slots) - self.unfinished()
+
     def observe(self, entries: Sequence[Entry]) -> None:
         """Learn how long tasks take."""
         if entries:
@@ -116,7 +129,8 @@ class Backlog:
     def _size(self, work: Work, first: int, end: int, slots: int) -> int:
         size = -(-(self.waiting() + end - first) // max(slots, 1))
         if self.mean is not None:
-            size = min(size, int(RANGE_SECONDS / max(self.mean, 1e-6)))
+            fit = RANGE_SECONDS / (self.mean + _OVERHEAD)
+            size = min(max(size, int(fit / 50)), int(fit))
         size = max(1, min(size, MAX_RANGE, end - first))
         room = RANGE_BYTES
         for i in range(first, first + size):

@@ -55,8 +55,8 @@ class TaskExecutor:
         return self.pool.count("idle", "busy") > 0
 
     def room(self) -> int:
-        """Tasks at hand are kept at twice the slots, so that none waits for the disk."""
-        return 2 * self._setting.concurrency - self._backlog.unfinished()
+        """How many more tasks it can serve soon."""
+        return self._backlog.wanted(self._setting.concurrency)
 
     def add(self, work: Work) -> None:
         """Take a batch; what it does not hand out yet is let go by `release`."""

@@ -61,6 +61,27 @@ def test_long_tasks_go_one_by_one() -> None:
     assert sizes(backlog, 2) == [1] * 10
 
 
+def test_short_tasks_are_not_handed_out_singly() -> None:
+    backlog = Backlog()
+    backlog.observe([entry(0, elapsed=0.0)])
+    backlog.add(work("a", 1000))
+    assert min(sizes(backlog, 8)[:-1]) >= 50
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "least", "most"), [(None, 8, 8), (10.0, 8, 8), (0.01, 30, 40), (0.0, 1024, 1024)]
+)
+def test_work_at_hand_is_what_can_be_served_soon(
+    elapsed: float | None, least: int, most: int
+) -> None:
+    backlog = Backlog()
+    if elapsed is not None:
+        backlog.observe([entry(0, elapsed=elapsed)])
+    assert least <= backlog.wanted(4) <= most
+    backlog.add(work("a", 5))
+    assert least - 5 <= backlog.wanted(4) <= most - 5
+
+
 def test_large_tasks_go_in_small_ranges() -> None:
     backlog = Backlog()
     backlog.add(work("a", 10, RANGE_BYTES // 2))
