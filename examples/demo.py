@@ -194,12 +194,12 @@ def follow(root: str, run: str, child: subprocess.Popen[bytes], target: Path, to
     """Show progress until all results are there; kill a worker at a third and see it return."""
     progress = Progress(total)
     killed: tuple[int, float] | None = None
-    back = False
+    done, back = 0, False
     end = time.monotonic() + DEADLINE
     try:
         while child.poll() is None:
             check(time.monotonic() < end, f"all results are there within {DEADLINE:.0f} s")
-            done = arrived(target)
+            done = max(done, arrived(target))  # the kept ones move to their file at the end
             progress.show(done)
             if killed is None and done >= total // 3:
                 killed = kill_worker(root, run), time.monotonic()
