@@ -45,11 +45,13 @@ class Crew:
 
 
 def bring_up(crew: Crew, ready_timeout: float) -> dict[str, Started]:
-    """Start all hosts and wait until they are ready; on any failure stop them all and raise."""
-    begun = time.monotonic()
+    """Start all hosts and wait until they are ready; on any failure stop them all and raise.
+
+    The time to be ready begins when the last host was launched: a long list takes its time.
+    """
     try:
         started = _launch(crew)
-        await_ready(crew, ready_timeout - (time.monotonic() - begun))
+        await_ready(crew, ready_timeout)
     except BaseException as error:
         log.info("the start failed: %s", error)
         _undo(crew)
@@ -104,7 +106,7 @@ def await_ready(crew: Crew, timeout: float) -> None:
 
     Raises Refused with the worker's own sentence, or DeadlineExceeded naming who is not ready.
     """
-    end = time.monotonic() + max(0.0, timeout)
+    end = time.monotonic() + timeout
     waiting = dict.fromkeys(crew.hosts, "no heartbeat yet")
     while True:
         names = set(crew.store.scan(layout.STATUS))

@@ -14,7 +14,7 @@ from fsworker.errors import FormatError, Refused
 from fsworker.identity import RUNNING, Place, state_of
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store, storage_error
-from fsworker.protocol.records.run import Heartbeat, HostIdentity, LaunchMeta
+from fsworker.protocol.records.run import HostIdentity, LaunchMeta
 
 STALE = 15.0
 """Seconds without a beat after which a worker counts as silent, where the run names no limit."""
@@ -65,8 +65,7 @@ def clean(root: str, real: str) -> None:
 def refuse_if_alive(store: Store) -> None:
     """Refused when a heartbeat is fresh, or when a process of the run lives on this machine."""
     limit = _stale_limit(store)
-    names = _names(store, layout.STATUS)
-    fresh = _fresh(store, names, limit) if names else []
+    fresh = _beating(store, limit)
     if fresh:
         raise Refused(
             f"{store.root} is alive: {', '.join(fresh[:5])} beat within {limit:g} s: "
@@ -82,40 +81,21 @@ def refuse_if_alive(store: Store) -> None:
         )
 
 
+def _beating(store: Store, limit: float) -> list[str]:
+    try:
+        return statusview.beating(store, limit)
+    except FileNotFoundError:
+        return []  # a start that died before it made the folder
+    except OSError as error:
+        raise storage_error(error, "read", store.path(layout.STATUS)) from None
+
+
 def _stale_limit(store: Store) -> float:
     try:
         meta: LaunchMeta = LaunchMeta.from_json(store.read(layout.LAUNCH_META), layout.LAUNCH_META)
     except (OSError, FormatError):
         return STALE
     return max(meta.heartbeat_stale, 5.0)
-
-
-def _fresh(store: Store, names: list[str], limit: float) -> list[str]:
-    """The hosts that beat within `limit` seconds and did not say that they stopped."""
-    now = statusview.server_now(store)
-    found = []
-    for name in sorted(names):
-        host = layout.parse_status_name(name)
-        if host is None:
-            continue
-        rel = f"{layout.STATUS}/{name}"
-        try:
-            data, changed = store.read_with_mtime(rel)
-        except (FileNotFoundError, IsADirectoryError):
-            continue
-        except OSError as error:
-            raise storage_error(error, "read", store.path(rel)) from None
-        if now - changed <= limit and not _said_goodbye(data, rel):
-            found.append(host)
-    return found
-
-
-def _said_goodbye(data: bytes, rel: str) -> bool:
-    try:
-        beat: Heartbeat = Heartbeat.from_json(data, rel)
-    except FormatError:
-        return False
-    return beat.stopped
 
 
 def _living_here(store: Store) -> tuple[str, int] | None:

@@ -22,7 +22,7 @@ def check_target(root: str, group: str | None) -> None:
     """Everything that can be known about the place without writing there; else an error."""
     roots.check_place(root)
     parent = existing_parent(root)
-    mounts.check(parent)
+    mounts.check(root if os.path.isdir(root) else parent)
     if os.path.lexists(root):
         _check_existing(root)
     elif not os.access(parent, os.W_OK | os.X_OK):

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ctl import health
+from ctl import health, memory
+from ctl.memory import HostMemory
 from ctl.roots import Run, unknown
 from fsworker.errors import FormatError
 from fsworker.protocol import layout
@@ -125,7 +126,11 @@ def look(run: Run, stale: float) -> Look:
         names = set(run.store.scan(layout.CTL))
         beats = set(run.store.scan(layout.STATUS))
         since = now - _launched_at(run, now)
-        hosts = tuple(_host(run, h, now, since, stale, names, beats) for h in run.hosts)
+        told = _told_by_watcher(run, names, now)
+        hosts = tuple(
+            _host(run, h, now, since, stale, names, beats, told.get(h, HostMemory()))
+            for h in run.hosts
+        )
         known = {layout.status_path(h).rpartition("/")[2] for h in run.hosts}
         strangers = sorted(n for n in beats - known if layout.parse_status_name(n) is not None)
         return Look(hosts, backlog(run), tuple(strangers))
@@ -144,6 +149,36 @@ def server_now(store: Store) -> float:
         marker = store.path(layout.MARKER)
         os.utime(marker)
         return os.stat(marker).st_mtime
+
+
+def beating(store: Store, limit: float) -> list[str]:
+    """The hosts that beat within `limit` seconds and did not say that they stopped.
+
+    A status that cannot be understood counts: it was written by something.
+    """
+    names = store.scan(layout.STATUS)
+    now = server_now(store) if names else 0.0
+    found = []
+    for name in sorted(names):
+        host = layout.parse_status_name(name)
+        rel = f"{layout.STATUS}/{name}"
+        if host is None:
+            continue
+        try:
+            data, changed = store.read_with_mtime(rel)
+        except (FileNotFoundError, IsADirectoryError):
+            continue
+        if now - changed <= limit and not _said_goodbye(data, rel):
+            found.append(host)
+    return found
+
+
+def _said_goodbye(data: bytes, rel: str) -> bool:
+    try:
+        beat: Heartbeat = Heartbeat.from_json(data, rel)
+    except FormatError:
+        return False
+    return beat.stopped
 
 
 def alive_hosts(run: Run, stale: float) -> list[str]:
@@ -200,6 +235,7 @@ def _host(
     stale: float,
     names: set[str],
     beats: set[str],
+    told: HostMemory,
 ) -> HostStatus:
     shard = next(w.shard for w in (run.meta or run.manifest).workers if w.host == host)
     launch = run.meta.launches.get(host, 0) if run.meta else 0
@@ -216,7 +252,7 @@ def _host(
         respawn=run.meta.respawn if run.meta else True,
     )
     limits = health.Limits(stale=stale, ready=run.meta.ready_timeout if run.meta else 60.0)
-    verdict = health.judge(seen, None, limits)
+    verdict = memory.informed(health.judge(seen, None, limits), told)
     return HostStatus(
         host,
         shard,
@@ -263,6 +299,16 @@ def _read_beat(
     if beat.host != host:
         return None, raw, mtime, f"{path}: it is the heartbeat of {beat.host!r}, not of {host!r}"
     return beat, raw, mtime, None
+
+
+def _told_by_watcher(run: Run, names: set[str], now: float) -> dict[str, HostMemory]:
+    """What a watcher found out by asking hosts, which a look at the root cannot know."""
+    if memory.MEMORY.rpartition("/")[2] not in names:
+        return {}
+    try:
+        return memory.decode(run.store.read(memory.MEMORY), now)
+    except OSError:
+        return {}
 
 
 def _named(host: str, suffix: str, names: set[str]) -> bool:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ctl import render
+from ctl import render, statusview
 from ctl.fleet import Outcome, fan_out
 from ctl.launchers.base import Launcher, Stopped
 from fsworker.errors import FleetError
@@ -59,6 +59,7 @@ def stop_hosts(
     width: int,
 ) -> Report:
     """Stop these hosts' workers, verified by the host itself; then return what they held."""
+    beating = _beating(store, meta)  # before the intents: some workers end by them alone
     write_intents(store, meta, hosts)
 
     def stop(host: str) -> Stopped:
@@ -68,13 +69,20 @@ def stop_hosts(
     each = grace + (kill_after or 0.0) + SLACK
     report = Report()
     for outcome in fan_out(hosts, stop, width=width, each=each):
-        _judge(outcome, report)
+        _judge(outcome, report, beating)
     for host in report.stopped:
         report.revoked += revoke(store, host)
     return report
 
 
-def _judge(outcome: Outcome[Stopped], report: Report) -> None:
+def _beating(store: Store, meta: LaunchMeta) -> frozenset[str]:
+    try:
+        return frozenset(statusview.beating(store, meta.heartbeat_stale))
+    except OSError as error:
+        raise storage_error(error, "read", store.path(layout.STATUS)) from None
+
+
+def _judge(outcome: Outcome[Stopped], report: Report, beating: frozenset[str]) -> None:
     host, answer = outcome.host, outcome.value
     if answer is None:
         report.failed.append(host)
@@ -87,7 +95,8 @@ def _judge(outcome: Outcome[Stopped], report: Report) -> None:
         report.failed.append(host)
         report.problems.append(f"host {host}: still there after the grace: {names}")
     else:
-        (report.stopped if answer.was_running else report.idle).append(host)
+        ran = answer.was_running or host in beating
+        (report.stopped if ran else report.idle).append(host)
 
 
 def revoke(store: Store, host: str, patience: float = 5.0) -> int:

@@ -86,7 +86,13 @@ def _restart(
             raise Refused("; ".join(report.problems), host=host)
         rundir.clear_intents(run.store, [host], watcher=False)
         crew = bringup.Crew(run.store, meta, [host], launcher, width, session.say, complain)
-        bringup.bring_up(crew, ready_timeout or meta.ready_timeout)
+        try:
+            bringup.bring_up(crew, ready_timeout or meta.ready_timeout)
+        except BaseException:
+            # Stopped for now, not for good: a watcher may try again.
+            rundir.clear_intents(run.store, [host], watcher=False)
+            locks.record(run.store, "restart-host", event="restart failed", host=host)
+            raise
     locks.record(
         run.store, "restart-host", event="restarted", host=host, launch=meta.launches[host]
     )

@@ -50,7 +50,9 @@ def stop_run(
     session: Session, run: roots.Run, grace: float, kill_after: float | None
 ) -> stopping.Report:
     """Stop the watcher and all workers of `run`; its verb lock must be held."""
-    meta = run.need_meta()
+    meta = run.meta
+    if meta is None:
+        return stopping.Report(idle=run.hosts)  # a start that died before it launched anything
     sentence = watcher.stop(run.store)
     if sentence:
         session.note(sentence)
