@@ -25,7 +25,7 @@ from fsworker.protocol.records.run import HostIdentity
 
 log = logging.getLogger("ctl.act")
 
-WIDTH = 16
+WIDTH = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
-
-from fsworker.protocol.records.run import Heartbeat
+from typing import Any, NamedTuple
 
 
 class State(enum.StrEnum):
@@ -90,19 +88,9 @@ class Beat(NamedTuple):
     heartbeat_at: float
 
     @classmethod
-    def of(cls, beat: Heartbeat) -> Beat:
-        """The part of a heartbeat record that counts here."""
-        return cls(
-            beat.incarnation,
-            beat.seq,
-            beat.launch,
-            beat.ready,
-            beat.draining,
-            beat.stopped,
-            beat.wrapped,
-            beat.refused,
-            beat.heartbeat_at,
-        )
+    def of(cls, beat: Any) -> Beat:
+        """The part that counts here of a record that has these fields, as `Heartbeat` does."""
+        return cls(*(getattr(beat, name) for name in cls._fields))
 
 
 @dataclass(frozen=True, slots=True)

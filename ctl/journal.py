@@ -21,9 +21,10 @@ CHUNK = 16_000
 
 
 class Journal:
-    """Lines and events, kept until `flush`."""
+    """Lines and events, kept until `flush`. `echo`: lines go to stderr as well."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, echo: bool = True) -> None:
+        self._echo = echo
         self._lines: deque[str] = deque()
         self._events: deque[str] = deque()
         self.dropped = 0
@@ -33,7 +34,8 @@ class Journal:
         at = render.iso(time.time())
         text = f"{at} {render.clean(line)}"
         try:
-            print(text, file=sys.stderr, flush=True)
+            if self._echo:
+                print(text, file=sys.stderr, flush=True)
         except (OSError, ValueError):
             pass  # whoever read it has left; the log goes on
         self._keep(self._lines, text)

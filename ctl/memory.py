@@ -13,11 +13,16 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
-from ctl.health import Beat, Limits
+from ctl.health import SUSPECT, Beat, Limits, State, Verdict
 from fsworker.protocol.layout import CTL
 
 MEMORY = CTL + "/watch.memory.json"
 BACKOFF_CAP = 900.0
+FOUND_OUT = frozenset(
+    {State.DEAD, State.HUNG, State.UNREACHABLE, State.DENIED, State.CRASH_LOOPING}
+)
+"""States that only a watcher can know."""
+
 PROBE_FIRST, PROBE_CAP = 10.0, 300.0
 
 
@@ -30,7 +35,8 @@ class HostMemory:
     `trouble_at`: since when the host has been out of reach or could not be ended.
     `between_at`: since when `between` (an incarnation) has been dead with its wrapper alive.
     `bad_at`: since when its status has not been readable, for one who looks once.
-    `owed`: it was stopped to be started again, and why.
+    `owed`: it was stopped to be started again, and why. `state` and `words`: what it was last said
+    to be, if that was a reason to worry.
     """
 
     launch: int = 0
@@ -52,6 +58,8 @@ class HostMemory:
     revoked_at: float | None = None
     bad_at: float | None = None
     owed: str = ""
+    state: str = ""
+    words: str = ""
 
 
 Memory = Mapping[str, HostMemory]
@@ -135,6 +143,16 @@ def try_due(host: HostMemory, now: float) -> bool:
 def _doubled(first: float, times: int, cap: float) -> float:
     """`first`, doubled so many times, but never above `cap`."""
     return min(first * float(1 << min(max(times, 0), 16)), cap)
+
+
+def informed(verdict: Verdict, host: HostMemory) -> Verdict:
+    """What a look at the root says, with what the watcher found out about the same silence.
+
+    For `status`, which contacts nobody and would call stale what is known to be denied.
+    """
+    if verdict.base not in SUSPECT or host.state not in FOUND_OUT:
+        return verdict
+    return replace(verdict, state=State(host.state), words=host.words)
 
 
 def encode(memory: Memory) -> bytes:

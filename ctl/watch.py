@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from ctl import decide, memory
 from ctl.alarm import Alarm
@@ -195,9 +195,7 @@ class Watcher:
             # Ended by beats and not by proofs of death: who still lags gets a full age as well.
             self._eyes.restart(now)
 
-    def _tell(
-        self, decision: Decision, problems: Mapping[str, str], busy: Collection[str]
-    ) -> None:
+    def _tell(self, decision: Decision, problems: Mapping[str, str], busy: Collection[str]) -> None:
         """One line for each change of a host's state, or of what is wrong with its status."""
         if decision.suspicion and not self._suspects:
             self._journal.say(f"storage suspect: {decision.suspicion}", "storage_suspect")
@@ -208,6 +206,7 @@ class Watcher:
             if told == before or host in busy:
                 continue
             self._told[host] = told
+            self._keep_state(verdict)
             if not verdict.healthy:
                 self._tell_bad(verdict)
             elif told[1]:
@@ -218,6 +217,13 @@ class Watcher:
                 self._journal.say(f"{word} {host} state={state}", "state", host=host, state=state)
         for host in self._told.keys() - problems.keys():
             del self._told[host]
+
+    def _keep_state(self, verdict: Verdict) -> None:
+        """Remember what `status` cannot find out by itself."""
+        state, words = ("", "") if verdict.healthy else (str(verdict.state), verdict.words)
+        past = self._memory[verdict.host]
+        if (past.state, past.words) != (state, words):
+            self._memory[verdict.host] = replace(past, state=state, words=words)
 
     def _tell_bad(self, verdict: Verdict) -> None:
         age = "-" if verdict.age is None else f"{verdict.age:.1f}"

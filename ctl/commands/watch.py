@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from ctl import roots
 from ctl.params import DURATION, POSITIVE, root_option
 from ctl.session import Session
 from fsworker.errors import Refused, UsageError
+from fsworker.protocol.layout import CTL
 from fsworker.protocol.records.run import LaunchMeta
 
+STDERR_FILE = CTL + "/watch.err"
 LEAST_STALE = 5.0
 """Seconds: a worker beats every 2 s, and one beat that is late must accuse nobody."""
 
@@ -43,6 +47,7 @@ def command(
     somebody needs help, 4 (--once) the root does not answer, 10 another watcher is at work.
     """
     from ctl.health import Limits  # lazily, like all that only a watcher needs
+    from ctl.journal import Journal
     from ctl.rootio import RootIO
     from ctl.watch import Options, Watcher
 
@@ -63,11 +68,23 @@ def command(
     )
     options = Options(limits, config.pick("interval", interval))
     _check_allowed(session, meta)
-    watcher = Watcher(RootIO(run.root), options, lambda m: _allowed(session, m))
+    journal = Journal(echo=not _stderr_is(run.store.path(STDERR_FILE)))
+    watcher = Watcher(RootIO(run.root), options, lambda m: _allowed(session, m), journal)
     try:
         return watcher.once() if once else watcher.run()
     finally:
         watcher.close()
+
+
+def _stderr_is(path: str) -> bool:
+    """Whether stderr is the file that a detached watcher is given for what it cannot log itself.
+
+    That file is not bounded and lies on the root, so what goes to the log must not go there too.
+    """
+    try:
+        return os.path.samestat(os.fstat(2), os.stat(path))
+    except OSError:
+        return False
 
 
 def _allowed(session: Session, meta: LaunchMeta) -> frozenset[str]:

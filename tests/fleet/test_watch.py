@@ -81,9 +81,10 @@ class Fleet:
         return self.said_in.read_text() if self.said_in.exists() else ""
 
     def wait_said(self, pattern: str, deadline: float = 60.0) -> re.Match[str]:
-        return wait_until(
-            lambda: re.search(pattern, self.said()), deadline, f"{pattern!r} in:\n{self.said()}"
-        )
+        try:
+            return wait_until(lambda: re.search(pattern, self.said()), deadline)
+        except AssertionError:
+            raise AssertionError(f"{pattern!r} was not said, but:\n{self.said()}") from None
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         lines = (self.root / "ctl" / "events.jsonl").read_text().splitlines()
@@ -97,6 +98,12 @@ class Fleet:
     def beat(self, host: str = "n1") -> dict[str, Any]:
         beat: dict[str, Any] = json.loads((self.root / "status" / f"{host}.json").read_text())
         return beat
+
+    def status(self, host: str) -> dict[str, Any]:
+        argv = ["status", "--root", str(self.root), "--heartbeat-stale", STALE, "--json"]
+        told = json.loads(self.ctl(*argv, code=None).stdout)
+        found: dict[str, Any] = next(h for h in told["hosts"] if h["host"] == host)
+        return found
 
     def launch(self, host: str = "n1") -> int:
         meta = json.loads((self.root / "ctl" / "launch_meta.json").read_text())
@@ -158,14 +165,14 @@ def end(watcher: subprocess.Popen[bytes]) -> None:
 
 def test_a_host_that_was_killed_comes_back_and_its_claims_return(fleet, client):
     fleet.start()
-    answer = client(8)
-    held = fleet.wait_claimed()
     watcher = fleet.watch()
+    answer = client(5)
+    held = fleet.wait_claimed()
     dead = fleet.kill()
 
     beat = fleet.wait_ready(2)
     assert beat["pid"] not in dead
-    assert answer.result(60) == 8
+    assert answer.result(60) == 5
     fleet.wait_said(r"UNHEALTHY n1 reason=heartbeat_stale age=\d+\.\d")
     fleet.wait_said(r"restart n1 rc=0")
     revoked = fleet.events("revoke")[0]
@@ -203,7 +210,7 @@ def test_a_worker_that_its_wrapper_restarts_is_left_to_it(fleet, client):
 
 def test_a_frozen_worker_is_ended_and_only_then_its_claims_return(fleet, client, tmp_path):
     fleet.start(fn=f"{FUNCTIONS}:append")
-    answer = client(str(tmp_path / "ran"), "once", 1, fn=f"{FUNCTIONS}:append")
+    answer = client(str(tmp_path / "ran"), "once", 3, fn=f"{FUNCTIONS}:append")
     fleet.wait_claimed()
     frozen = fleet.pid()
     os.kill(frozen, signal.SIGSTOP)
@@ -420,7 +427,7 @@ def worker_of(rig: HostRig, fleet: Fleet, host: str) -> int:
 def test_a_host_out_of_reach_loses_its_claims_and_comes_back_by_itself(fleet, rig, client):
     rig.add("n1")
     start_over_ssh(fleet, rig)
-    answer = client(1)
+    answer = client(4)
     fleet.wait_claimed()
     worker = worker_of(rig, fleet, "n1")
     os.kill(worker, signal.SIGSTOP)
@@ -434,7 +441,7 @@ def test_a_host_out_of_reach_loses_its_claims_and_comes_back_by_itself(fleet, ri
     rig.hosts["n1"].thaw()
     os.kill(worker, signal.SIGCONT)
 
-    assert answer.result(60) == 1
+    assert answer.result(60) == 4
     fleet.wait_said(r"HEALTHY n1 state=ready", 60)
     assert fleet.launch("n1") == 1
     end(watcher)
@@ -450,12 +457,14 @@ def test_a_host_that_says_no_is_denied_in_its_own_words_and_resumes_by_itself(
     start_over_ssh(fleet, rig)
     answer = client(5)
     fleet.wait_claimed()
-    watcher = fleet.watch("--fence-after", "3")
-    flag.touch()
     os.kill(worker_of(rig, fleet, "n1"), signal.SIGSTOP)
+    flag.touch()
+    watcher = fleet.watch("--fence-after", "3")
 
     fleet.wait_said(r"state=denied: .*you have no active jobs on this node", 60)
     fleet.wait_said(r"revoked n1 .*batches=1 died=0", 60)
+    wait_until(lambda: "denied" in fleet.status("n1")["state"], what="status says so too")
+    assert "you have no active jobs" in fleet.status("n1")["words"]
     flag.unlink()
     fleet.wait_ready(3)
     assert answer.result(60) == 5

@@ -349,6 +349,15 @@ def test_fields_of_the_wrong_type_are_left_out_of_memory():
     assert mem.decode(json.dumps(text).encode(), NOW) == {"n1": HostMemory(restarts=2)}
 
 
+def test_status_is_told_what_the_watcher_found_out():
+    denied = HostMemory(state="denied", words="no job of yours")
+    stale = mem.informed(judge(STALE, None, LIMITS), denied)
+
+    assert (stale.state, stale.words) == (State.DENIED, "no job of yours")
+    assert mem.informed(judge(SEEN, None, LIMITS), denied).state is State.READY
+    assert mem.informed(judge(STALE, None, LIMITS), HostMemory(state="odd")).state is State.STALE
+
+
 def test_the_clock_of_a_watcher_that_was_frozen_moves_by_two_sweeps_at_most():
     clock = WatchClock(10.0, 100.0, 5000.0)
 
