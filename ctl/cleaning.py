@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from ctl import locks, removal, roots, statusview
+from ctl import beats, locks, removal, roots
 from fsworker.errors import FormatError, Refused
 from fsworker.identity import RUNNING, Place, state_of
 from fsworker.protocol import layout
@@ -83,7 +83,7 @@ def refuse_if_alive(store: Store) -> None:
 
 def _beating(store: Store, limit: float) -> list[str]:
     try:
-        return statusview.beating(store, limit)
+        return beats.beating(store, limit)
     except FileNotFoundError:
         return []  # a start that died before it made the folder
     except OSError as error:

@@ -8,24 +8,19 @@ reasons and field names are those that scripts already match on.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ctl import health, memory
+from ctl.beats import read_beat, server_now
 from ctl.memory import HostMemory
 from ctl.roots import Run, unknown
-from fsworker.errors import FormatError
 from fsworker.protocol import layout
-from fsworker.protocol.fsops import Store
-from fsworker.protocol.records import coding
 from fsworker.protocol.records.run import Heartbeat
 
 RUNNING, DEGRADED, NOT_RUNNING, UNKNOWN = "running", "degraded", "not running", "unknown"
 EXIT_CODES = {RUNNING: 0, DEGRADED: 1, NOT_RUNNING: 3, UNKNOWN: 4}
-HEARTBEAT_LIMIT = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -138,49 +133,6 @@ def look(run: Run, stale: float) -> Look:
         raise unknown(error, run.root) from None
 
 
-def server_now(store: Store) -> float:
-    """Now, by the clock that dates heartbeats, even when the disk is full."""
-    try:
-        return store.server_time(layout.STATUS)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        # A full disk takes no probe file; the marker's own time can be set without space.
-        marker = store.path(layout.MARKER)
-        os.utime(marker)
-        return os.stat(marker).st_mtime
-
-
-def beating(store: Store, limit: float) -> list[str]:
-    """The hosts that beat within `limit` seconds and did not say that they stopped.
-
-    A status that cannot be understood counts: it was written by something.
-    """
-    names = store.scan(layout.STATUS)
-    now = server_now(store) if names else 0.0
-    found = []
-    for name in sorted(names):
-        host = layout.parse_status_name(name)
-        rel = f"{layout.STATUS}/{name}"
-        if host is None:
-            continue
-        try:
-            data, changed = store.read_with_mtime(rel)
-        except (FileNotFoundError, IsADirectoryError):
-            continue
-        if now - changed <= limit and not _said_goodbye(data, rel):
-            found.append(host)
-    return found
-
-
-def _said_goodbye(data: bytes, rel: str) -> bool:
-    try:
-        beat: Heartbeat = Heartbeat.from_json(data, rel)
-    except FormatError:
-        return False
-    return beat.stopped
-
-
 def alive_hosts(run: Run, stale: float) -> list[str]:
     """The hosts whose heartbeat is fresh and does not say that they stopped."""
     return [h.host for h in look(run, stale).hosts if _lives(h)]
@@ -239,7 +191,7 @@ def _host(
 ) -> HostStatus:
     shard = next(w.shard for w in (run.meta or run.manifest).workers if w.host == host)
     launch = run.meta.launches.get(host, 0) if run.meta else 0
-    beat, raw, mtime, problem = _read_beat(run, host, beats)
+    beat, raw, mtime, problem = read_beat(run.store, host, beats)
     age = None if mtime is None else max(0.0, now - mtime)
     seen = health.Observation(
         host,
@@ -277,28 +229,6 @@ def _reason(beat: Heartbeat | None, age: float | None, problem: str | None, stal
         return "heartbeat_stale"
     usable = beat.ready and not (beat.stopped or beat.draining or beat.refused)
     return "ok" if usable else "not_ready"
-
-
-def _read_beat(
-    run: Run, host: str, beats: set[str]
-) -> tuple[Heartbeat | None, dict[str, Any] | None, float | None, str | None]:
-    """(heartbeat, its JSON, when it changed, what is wrong with it)."""
-    rel = layout.status_path(host)
-    path = run.store.path(rel)
-    if rel.rpartition("/")[2] not in beats:
-        return None, None, None, None
-    try:
-        data, mtime = run.store.read_with_mtime(rel, HEARTBEAT_LIMIT)
-    except OSError as error:
-        return None, None, None, f"cannot read {path}: {error.strerror or error}"
-    try:
-        raw = coding.load_object(data, path)
-        beat = coding.from_object(Heartbeat, raw, path)
-    except FormatError as error:
-        return None, None, mtime, str(error)
-    if beat.host != host:
-        return None, raw, mtime, f"{path}: it is the heartbeat of {beat.host!r}, not of {host!r}"
-    return beat, raw, mtime, None
 
 
 def _told_by_watcher(run: Run, names: set[str], now: float) -> dict[str, HostMemory]:

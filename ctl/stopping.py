@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ctl import render, statusview
+from ctl import beats, render
 from ctl.fleet import Outcome, fan_out
 from ctl.launchers.base import Launcher, Stopped
 from fsworker.errors import FleetError
@@ -77,7 +77,7 @@ def stop_hosts(
 
 def _beating(store: Store, meta: LaunchMeta) -> frozenset[str]:
     try:
-        return frozenset(statusview.beating(store, meta.heartbeat_stale))
+        return frozenset(beats.beating(store, meta.heartbeat_stale))
     except OSError as error:
         raise storage_error(error, "read", store.path(layout.STATUS)) from None
 

@@ -1,0 +1,81 @@
+"""Heartbeats as they lie on the root: reading one, and who beats, by the file server's clock."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Collection
+from typing import Any
+
+from fsworker.errors import FormatError
+from fsworker.protocol import layout
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.records import coding
+from fsworker.protocol.records.run import Heartbeat
+
+HEARTBEAT_LIMIT = 1 << 20
+
+
+def server_now(store: Store) -> float:
+    """Now, by the clock that dates heartbeats, even when the disk is full."""
+    try:
+        return store.server_time(layout.STATUS)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # A full disk takes no probe file; the marker's own time can be set without space.
+        marker = store.path(layout.MARKER)
+        os.utime(marker)
+        return os.stat(marker).st_mtime
+
+
+def beating(store: Store, limit: float) -> list[str]:
+    """The hosts that beat within `limit` seconds and did not say that they stopped.
+
+    A status that cannot be understood counts: it was written by something.
+    """
+    names = store.scan(layout.STATUS)
+    now = server_now(store) if names else 0.0
+    found = []
+    for name in sorted(names):
+        host = layout.parse_status_name(name)
+        rel = f"{layout.STATUS}/{name}"
+        if host is None:
+            continue
+        try:
+            data, changed = store.read_with_mtime(rel)
+        except (FileNotFoundError, IsADirectoryError):
+            continue
+        if now - changed <= limit and not _said_goodbye(data, rel):
+            found.append(host)
+    return found
+
+
+def _said_goodbye(data: bytes, rel: str) -> bool:
+    try:
+        beat: Heartbeat = Heartbeat.from_json(data, rel)
+    except FormatError:
+        return False
+    return beat.stopped
+
+
+def read_beat(
+    store: Store, host: str, beats: Collection[str]
+) -> tuple[Heartbeat | None, dict[str, Any] | None, float | None, str | None]:
+    """(heartbeat, its JSON, when it changed, what is wrong with it)."""
+    rel = layout.status_path(host)
+    path = store.path(rel)
+    if rel.rpartition("/")[2] not in beats:
+        return None, None, None, None
+    try:
+        data, mtime = store.read_with_mtime(rel, HEARTBEAT_LIMIT)
+    except OSError as error:
+        return None, None, None, f"cannot read {path}: {error.strerror or error}"
+    try:
+        raw = coding.load_object(data, path)
+        beat = coding.from_object(Heartbeat, raw, path)
+    except FormatError as error:
+        return None, None, mtime, str(error)
+    if beat.host != host:
+        return None, raw, mtime, f"{path}: it is the heartbeat of {beat.host!r}, not of {host!r}"
+    return beat, raw, mtime, None
