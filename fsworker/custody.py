@@ -159,6 +159,12 @@ class Custody:
                     log.info("batch %s is given back", holding.token.batch)
                     self._let_go(holding)
 
+    def abandon(self) -> None:
+        """Last of all: return even what is finished, rather than keep it from everybody."""
+        for holding in list(self.holdings.values()):
+            if holding.give_back():
+                self._let_go(holding)
+
     def _commit(self, now: float) -> None:
         deadline = now + TURN
         for holding in list(self._finished.values()):

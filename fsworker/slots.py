@@ -93,7 +93,7 @@ class SlotPool:
 
     def idle(self) -> list[Slot]:
         """The slots that wait for work."""
-        return [slot for slot in self.slots if slot.state == "idle"]
+        return [slot for slot in self.slots if slot.state == "idle" and slot.condemned is None]
 
     def assign(self, slot: Slot, work: slot_wire.Range) -> None:
         """Give an idle slot a range."""
@@ -239,7 +239,9 @@ class SlotPool:
 
     def _condemn(self, slot: Slot, index: int, now: float) -> None:
         slot.condemned = (index, now)
-        if self._link is not None and slot.pid and not self._link.order_kill(slot.pid):
+        if self._link is None:
+            return
+        if not slot.pid or not self._link.order_kill(slot.pid):  # no pid: it never started one
             log.warning("slot %d: the zygote does not take orders, ending it", slot.number)
             self._link.kill()
 

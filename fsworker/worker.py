@@ -261,6 +261,7 @@ class Worker:
             except Expelled:
                 self._custody.drop_all()
             time.sleep(0.02)
+        self._custody.abandon()
         try:
             self._store.rmdir(self._owner.folder)
         except OSError as error:

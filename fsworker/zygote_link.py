@@ -116,6 +116,7 @@ class ZygoteLink:
     def close(self) -> None:
         """End the zygote and every slot of it, and wait until they are gone."""
         self._sock.close()
+        self._process.terminate()  # it may still be importing, and deaf to its socket
         self.ended_how(CLOSE_PATIENCE)
 
 
