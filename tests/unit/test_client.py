@@ -39,6 +39,12 @@ def _second(*args: Any, **kwargs: Any) -> Any:
 FUNCTIONS = {FIRST: lambda x=None: x, SECOND: _second}
 
 
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No machine crashes here, and a disk that is busy would take most of the time."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return make_run(tmp_path / "run")
