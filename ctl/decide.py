@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ctl.health import SUSPECT, Finding, Found, Limits, Observation, State, Verdict, judge
-from ctl.memory import HostMemory, restart_due, try_due
+from ctl.memory import HostMemory, restart_due, restart_pause, try_due
 
 BETWEEN_LIMIT = 150.0
 """Seconds a wrapper may need to start its worker again: twice its own longest pause and more."""
@@ -199,8 +199,8 @@ def _dead(
         new = replace(new, revoked_at=now)
     if verdict.found is not Found.BETWEEN:
         if restart_due(past, now, limits):
-            actions.append(Action(Do.RESTART, o.host, _why(verdict)))
             new = _restarted(new, now)
+            actions.append(Action(Do.RESTART, o.host, _why(verdict) + _how_often(new, limits)))
     elif past.between_at is not None and now - past.between_at > BETWEEN_LIMIT:
         if restart_due(past, now, limits):
             actions.append(Action(Do.STOP, o.host, "its wrapper does not start it again"))
@@ -269,6 +269,14 @@ def _healthy(
 
 def _restarted(past: HostMemory, now: float) -> HostMemory:
     return replace(past, restarts=past.restarts + 1, restarted_at=now, misses=0, trouble_at=None)
+
+
+def _how_often(host: HostMemory, limits: Limits) -> str:
+    """What to add about a restart that follows others which did not help."""
+    if host.restarts < 2:
+        return ""
+    pause = restart_pause(host, limits)
+    return f"; restart {host.restarts} in a row, the next not within {pause:.0f} s"
 
 
 def _revoke_due(past: HostMemory, now: float) -> bool:

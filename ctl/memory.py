@@ -129,8 +129,13 @@ def restart_due(host: HostMemory, now: float, limits: Limits) -> bool:
     """Whether enough time has passed since the last restart: longer after each in a row."""
     if host.restarted_at is None:
         return True
+    return now - host.restarted_at >= restart_pause(host, limits)
+
+
+def restart_pause(host: HostMemory, limits: Limits) -> float:
+    """Seconds that must lie between the last restart and the next."""
     cap = max(BACKOFF_CAP, limits.cooldown)
-    return now - host.restarted_at >= _doubled(limits.cooldown, host.restarts - 1, cap)
+    return _doubled(limits.cooldown, host.restarts - 1, cap)
 
 
 def try_due(host: HostMemory, now: float) -> bool:

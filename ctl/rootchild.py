@@ -17,6 +17,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from ctl.locks import verb_lock
@@ -135,20 +136,19 @@ VERBS = (
 )
 
 
-def answer(child: RootChild, line: bytes) -> dict[str, Any]:
+def answer(open_child: Callable[[], RootChild], line: bytes) -> dict[str, Any]:
     """The answer to one request: its value, or the sentence and kind of its error."""
     try:
         request = json.loads(line)
         verb = request.pop("verb")
         if verb not in VERBS:
             raise ValueError(f"no such verb: {verb!r}")
-        method: Callable[..., Any] = getattr(child, verb)
+        method: Callable[..., Any] = getattr(open_child(), verb)
         return {"value": method(**request)}
     except FleetError as error:
         return {"error": str(error), "kind": type(error).__name__}
     except OSError as error:
-        name = str(error.filename or child._store.root)
-        told = storage_error(error, "use", name)
+        told = storage_error(error, "use", str(error.filename or "the run root"))
         return {"error": str(told), "kind": "StorageError"}
     except Exception as error:
         log.debug("request failed", exc_info=True)
@@ -158,9 +158,9 @@ def answer(child: RootChild, line: bytes) -> dict[str, Any]:
 def main(argv: list[str]) -> int:
     """Answer requests until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the watcher, who tells us
-    child = RootChild(argv[0])
+    open_child = cache(lambda: RootChild(argv[0]))  # opened by the first request that succeeds
     for line in sys.stdin.buffer:
-        reply = json.dumps(answer(child, line), separators=(",", ":"))
+        reply = json.dumps(answer(open_child, line), separators=(",", ":"))
         sys.stdout.buffer.write(reply.encode() + b"\n")
         sys.stdout.buffer.flush()
     return 0

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from ctl import roots
 from ctl.params import DURATION, POSITIVE, root_option
 from ctl.session import Session
-from fsworker.errors import Refused, UsageError
+from fsworker.errors import FleetError, Refused, UnknownState, UsageError
 from fsworker.protocol.layout import CTL
 from fsworker.protocol.records.run import LaunchMeta
 
+if TYPE_CHECKING:
+    from ctl.rootio import RootIO
+
+ANSWER_WITHIN = 10.0
 STDERR_FILE = CTL + "/watch.err"
 LEAST_STALE = 5.0
 """Seconds: a worker beats every 2 s, and one beat that is late must accuse nobody."""
@@ -48,32 +53,60 @@ def command(
     """
     from ctl.health import Limits  # lazily, like all that only a watcher needs
     from ctl.journal import Journal
-    from ctl.rootio import RootIO
     from ctl.watch import Options, Watcher
 
     config = session.config
-    run = roots.open_run(*roots.find_root(root, config))
-    meta = run.need_meta()
     stale = config.pick("watch_stale", heartbeat_stale)
     if stale < LEAST_STALE:
         raise UsageError(
             f"--heartbeat-stale must be at least {LEAST_STALE:g} s: workers beat each 2 s"
         )
+    io, run = _open(session, root)
     limits = Limits(
         stale=stale,
-        ready=meta.ready_timeout,
+        ready=run.need_meta().ready_timeout,
         cooldown=config.pick("restart_cooldown", restart_cooldown),
         fence=config.pick("fence_after", fence_after),
         grace=config.pick("grace", grace),
     )
     options = Options(limits, config.pick("interval", interval))
-    _check_allowed(session, meta)
     journal = Journal(echo=not _stderr_is(run.store.path(STDERR_FILE)))
-    watcher = Watcher(RootIO(run.root), options, lambda m: _allowed(session, m), journal)
+    watcher = Watcher(io, options, lambda m: _allowed(session, m), journal)
     try:
         return watcher.once() if once else watcher.run()
     finally:
         watcher.close()
+
+
+def _open(session: Session, root: str | None) -> tuple[RootIO, roots.Run]:
+    """The run, and the process through which it is watched."""
+    from ctl.rootio import RootIO
+
+    named, source = roots.find_root(root, session.config)
+    io = RootIO(named)
+    try:
+        _check_answers(io)
+        run = roots.open_run(named, source)
+        _check_allowed(session, run.need_meta())
+    except BaseException:
+        io.close()
+        raise
+    return io, run
+
+
+def _check_answers(io: RootIO) -> None:
+    """Raise UnknownState when the root hangs, before this process touches it and hangs as well.
+
+    From cron, a new process would hang every minute.
+    """
+    from ctl.rootio import Late
+
+    try:
+        io.call("memory", ANSWER_WITHIN)
+    except Late as error:
+        raise UnknownState(str(error), path=io.root) from error
+    except FleetError:
+        pass  # there is an answer; opening the run says it better
 
 
 def _stderr_is(path: str) -> bool:

@@ -100,6 +100,15 @@ def test_each_restart_that_did_not_help_doubles_the_pause_up_to_a_cap(restarts, 
     assert restart_due(host, NOW + wait, LIMITS)
 
 
+def test_the_pause_that_follows_is_said():
+    past = HostMemory(restarts=2, restarted_at=NOW - 60)
+    first, _ = step(found=finding(Found.DEAD))
+    third, _ = step(found=finding(Found.DEAD), past=past)
+
+    assert first[0].reason == "dead"
+    assert "restart 3 in a row, the next not within 120 s" in third[0].reason
+
+
 def test_a_healthy_stretch_resets_the_pause():
     past = HostMemory(
         launch=1,

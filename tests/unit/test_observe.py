@@ -18,7 +18,7 @@ from ctl.memory import HostMemory
 from ctl.observe import Observer, Reading, Report, read_status
 from ctl.rootio import Late, RootIO
 from ctl.sight import Continuous, Single
-from fsworker.errors import Busy, NotRunning
+from fsworker.errors import Busy, NotRunning, StorageError
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.records.run import Heartbeat, LaunchMeta, Manifest, WorkerSpec
@@ -297,6 +297,18 @@ def test_a_child_that_is_killed_is_replaced(root, io):
         io.call("look", 30.0)
 
     assert Report.from_plain(io.call("look", 30.0)).meta
+
+
+def test_a_root_that_is_not_there_is_an_answer_and_not_the_end_of_the_child(tmp_path):
+    io = RootIO(str(tmp_path / "later"))
+    try:
+        with pytest.raises(StorageError, match="later"):
+            io.call("memory", 30.0)
+        (tmp_path / "later" / "ctl").mkdir(parents=True)
+        assert io.call("memory", 30.0) == ""
+        assert io.generation == 1
+    finally:
+        io.close()
 
 
 def test_the_child_ends_with_its_parent(root, io):
