@@ -77,9 +77,6 @@ def make(
     )
     shard_count = count_shards(workers, wish.shard_count)
     functions = check_functions(wish.functions or config.get("fn"))
-    workspace = os.path.abspath(os.path.expanduser(pick("workspace")))
-    own_workspace = config.source("workspace") == "default" and "workspace" not in wish.flags
-    python = choose_python(pick("python"), pick("venv"))
     manifest = Manifest(
         run_id=run_id,
         reward_fn=functions[0],
@@ -98,19 +95,37 @@ def make(
     launches = dict(before.meta.launches) if before and before.meta else {}
     for worker in workers:
         launches[worker.host] = launches.get(worker.host, 0) + 1
+    return Plan(root, manifest, _meta(wish, config, root, manifest, launcher, launches))
+
+
+def _meta(
+    wish: Wish,
+    config: Config,
+    root: str,
+    manifest: Manifest,
+    launcher: str,
+    launches: dict[str, int],
+) -> LaunchMeta:
+    """What a restart needs so that it starts the same again."""
+
+    def pick(name: str) -> Any:
+        return config.pick(name, wish.flags.get(name))
+
+    workspace = os.path.abspath(os.path.expanduser(pick("workspace")))
+    own_workspace = config.source("workspace") == "default" and "workspace" not in wish.flags
     home = None if own_workspace else workspace
-    meta = LaunchMeta(
+    return LaunchMeta(
         root=root,
-        run_id=run_id,
-        workers=workers,
-        shard_count=shard_count,
-        reward_fn=functions[0],
+        run_id=manifest.run_id,
+        workers=manifest.workers,
+        shard_count=manifest.shard_count,
+        reward_fn=manifest.reward_fn,
         respawn=wish.respawn,
         experiment_name=wish.experiment,
         trial_name=wish.trial,
         launcher=launcher,
         launcher_options=launcher_options(config, wish, launcher),
-        python=python,
+        python=choose_python(pick("python"), pick("venv")),
         pythonpath=python_path(pick("repo")),
         workspace=workspace,
         setup=setup_lines(config.get("setup"), pick("venv"), home),
@@ -120,7 +135,6 @@ def make(
         heartbeat_stale=pick("heartbeat_stale"),
         launches=launches,
     )
-    return Plan(root, manifest, meta)
 
 
 FLAGS = (
