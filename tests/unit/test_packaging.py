@@ -177,6 +177,8 @@ ALLOWED = {
     "ctl.cleaning": "removes the link that a run root was reached by, which is outside the root",
     "ctl.rundir": "looks whether a folder is empty before it becomes a run root",
     "ctl.commands.runs": "searches the prefix, which is above the roots, for roots",
+    "ctl.spool": "writes the file of results that the user named, which is in no run root",
+    "ctl.gather": "removes the partial form of that file",
     "ctl.current": "writes the current-run file in the workspace, which is no run root",
     "ctl.cli": "lists the commands, which lie beside it",
     "fsworker.procfs": "lists /proc",
