@@ -108,26 +108,29 @@ def await_ready(crew: Crew, timeout: float) -> None:
     """
     end = time.monotonic() + timeout
     waiting = dict.fromkeys(crew.hosts, "no heartbeat yet")
-    while True:
+    while waiting:
+        waiting = _still_waiting(crew, waiting)
+        if waiting and time.monotonic() >= end:
+            raise _not_ready(crew, waiting)
+        time.sleep(POLL if waiting else 0)
+
+
+def _still_waiting(crew: Crew, waiting: dict[str, str]) -> dict[str, str]:
+    """Those of the waiting hosts that are not ready, and what they lack."""
+    try:
         names = set(crew.store.scan(layout.STATUS))
-        for host in list(waiting):
-            state = _readiness(crew.store, host, crew.meta.launches[host], names)
-            if state is None:
-                del waiting[host]
-            else:
-                waiting[host] = state
-        if not waiting:
-            return
-        if time.monotonic() >= end:
-            crew.complain("FAIL: workers not ready in time")
-            some = "; ".join(f"{host}: {why}" for host, why in list(waiting.items())[:4])
-            log_path = crew.store.path(layout.host_file(next(iter(waiting)), "log"))
-            raise DeadlineExceeded(
-                f"{len(waiting)} of {len(crew.hosts)} workers not ready in time ({some}): "
-                f"see {log_path}",
-                path=log_path,
-            )
-        time.sleep(POLL)
+    except OSError as error:  # storage that is away for a moment is no host's failure
+        return dict.fromkeys(waiting, f"cannot list {crew.store.path(layout.STATUS)}: {error}")
+    states = {h: _readiness(crew.store, h, crew.meta.launches[h], names) for h in waiting}
+    return {host: state for host, state in states.items() if state is not None}
+
+
+def _not_ready(crew: Crew, waiting: dict[str, str]) -> DeadlineExceeded:
+    crew.complain("FAIL: workers not ready in time")
+    some = "; ".join(f"{host}: {why}" for host, why in list(waiting.items())[:4])
+    path = crew.store.path(layout.host_file(next(iter(waiting)), "log"))
+    text = f"{len(waiting)} of {len(crew.hosts)} workers not ready in time ({some}): see {path}"
+    return DeadlineExceeded(text, path=path)
 
 
 def _readiness(store: Store, host: str, launch: int, names: set[str]) -> str | None:
