@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import sys
-import textwrap
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -73,7 +72,7 @@ class LazyGroup(click.Group):
 def _summary(name: str) -> str:
     with open(os.path.join(COMMANDS, name.replace("-", "_") + ".py"), encoding="utf-8") as file:
         found = _SUMMARY.search(file.read())
-    text = " ".join(textwrap.dedent(found[1]).split()) if found else ""
+    text = " ".join(found[1].split()) if found else ""
     return text.split(". ")[0].rstrip(".")
 
 

@@ -7,7 +7,6 @@ old variable names are read because people have them in their profiles; a note s
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 from collections.abc import Callable, Mapping
@@ -182,6 +181,8 @@ def _read_file(path: str) -> dict[str, Any]:
     named = {key.replace("-", "_"): value for key, value in table.items()}
     for key in named:
         if key not in SETTINGS:
+            import difflib  # lazily: only a typing error needs it
+
             near = difflib.get_close_matches(key, SETTINGS, 1)
             hint = f"did you mean {near[0]}?" if near else "`ctl config` lists the settings"
             raise UsageError(f"{path}: there is no setting {key!r}: {hint}", path=path)

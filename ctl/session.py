@@ -8,9 +8,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from ctl.config import Config, load
-from ctl.hosts import Allowed, allowed_hosts
+if TYPE_CHECKING:
+    from ctl.config import Config
+    from ctl.hosts import Allowed
 
 
 @dataclass
@@ -24,6 +26,8 @@ class Session:
     @cached_property
     def config(self) -> Config:
         """The settings; what the user should know about them goes to stderr once."""
+        from ctl.config import load  # lazily, as below: --help needs neither
+
         config = load(self.config_path)
         for sentence in config.notes:
             self.note(sentence)
@@ -32,6 +36,8 @@ class Session:
     @cached_property
     def allowed(self) -> Allowed:
         """The hosts that may be contacted."""
+        from ctl.hosts import allowed_hosts
+
         config = self.config
         return allowed_hosts(
             config.get("hosts"),
