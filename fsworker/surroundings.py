@@ -63,11 +63,10 @@ def _watch_wrapper(selector: selectors.BaseSelector, gone: Callable[[], None]) -
 
 def set_environment(root: str, run_id: str, owner: Owner, shard: int) -> None:
     """What user code, and the search for leftovers, find in the environment of every process."""
-    defaults = {
+    names = {
         "FLEET_RUN": hostlock.run_key(root, run_id),
         "FLEET_HOST": owner.host,
         "FLEET_SHARD": str(shard),
         "FLEET_INCARNATION": owner.incarnation,
     }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+    os.environ.update(names)

@@ -55,11 +55,12 @@ class Worker:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._store = Store(os.path.realpath(options.root))
-        incarnation = os.environ.get("FLEET_INCARNATION", "")
-        self._owner = Owner(options.host, _valid(incarnation) or layout.new_incarnation())
+        self._wrapped = surroundings.wrapped()
+        # Without a wrapper the variable is that of a worker above this one, whose task we are.
+        given = os.environ.get("FLEET_INCARNATION", "") if self._wrapped else ""
+        self._owner = Owner(options.host, _valid(given) or layout.new_incarnation())
         self._pulse = Pulse(self._store, self._owner, options.launch, options.shard)
         self._selector = selectors.DefaultSelector()
-        self._wrapped = surroundings.wrapped()
         self._due = {"beat": 0.0, "stop": 0.0, "reclaim": 0.0}
         self._ends = 0
         self._deadline: float | None = None
