@@ -2,7 +2,8 @@
 
 The order makes it safe: open the partial file; note on the run root where results go; then, again
 and again, keep what has come and only after that forget it there. When everything is kept, write
-the file, note that it is complete, remove the partial one. Each step may be repeated.
+the file, clear the stream, note that it is complete, remove the partial file. Each step may be
+repeated.
 """
 
 from __future__ import annotations
@@ -70,12 +71,14 @@ def gather(
         if taken is None:
             taken = Taken(out, socket.gethostname())
             streams.write(run.store, submission.stream, taken)
-        _Gathering(run, submission, kept, progress).wait(timeout, no_worker_timeout)
+        gathering = _Gathering(run, submission, kept, progress)
+        gathering.wait(timeout, no_worker_timeout)
         kept.finish()
+        gathering.clear()
+        _remove_stream(run, submission)
         taken = replace(taken, complete=True, failed=kept.failed)
         streams.write(run.store, submission.stream, taken)
         kept.remove()
-        _remove_stream(run, submission)
     finally:
         kept.close()
     return taken
@@ -108,6 +111,10 @@ class _Gathering:
             if (reason := liveness.check()) is not None:
                 raise reason
             time.sleep(pace.next())
+
+    def clear(self) -> None:
+        """Remove what is left in the stream of what is kept."""
+        self._delivery.clear()
 
     def _take(self) -> bool:
         """Keep, then forget, what has come; whether anything has."""

@@ -103,6 +103,24 @@ class Delivery:
         except OSError as error:
             log.info("cannot remove what was read of %s yet: %s", delivered.batch, error)
 
+    def clear(self) -> None:
+        """Remove all that is left of batches that are to be dropped: commits that were kept by
+        somebody who died before he forgot them, and what other attempts wrote."""
+        try:
+            listing = self._store.run(stream.look(self._name))
+            paths = [
+                path for o in listing.committed for path in (o.done, o.result) if self._drop(o)
+            ]
+            paths += [o.result for o in listing.results if self._drop(o)]
+            paths += [o.part(number) for o, number in listing.parts if self._drop(o)]
+            for path in dict.fromkeys(paths):
+                self._store.remove(path)
+        except OSError as error:
+            log.info("cannot clear stream %s: %s", self._name, error)
+
+    def _drop(self, outcome: Outcome) -> bool:
+        return self._judge(outcome.batch) is Want.DROP
+
     def _take(self, outcome: Outcome) -> Delivered | None:
         try:
             collected = self._store.run(stream.collect(outcome))

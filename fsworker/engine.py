@@ -178,6 +178,7 @@ class Engine:
                 self._give_up(reason)
                 self._liveness.heard()
             self._news.wait(pace.next())
+        self._delivery.clear()
         if self.settings.stream is None:
             self._remove_stream()
 

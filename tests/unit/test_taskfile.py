@@ -356,7 +356,7 @@ def test_taking_results_survives_being_killed_at_every_step(
         ended = seen["ops"] < step
         _gather(root, out)
         assert [r["value"] for r in _rows(out)] == list(range(7)), f"killed at step {step}"
-        assert not os.path.exists(f"{out}.partial")
+        assert not os.path.exists(f"{out}.partial") and not os.listdir(root / layout.OUTBOX)
         if ended:
             break
     else:
