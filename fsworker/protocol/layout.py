@@ -243,8 +243,17 @@ def parse_status_name(name: str) -> str | None:
 
 
 def host_file(host: str, suffix: str) -> str:
-    """A host's file under `ctl/`: suffix pid, wrap.pid, identity.json, stop, log, wrap.log."""
-    return f"{CTL}/{encode(host, dots=True)}.{suffix}"
+    """A host's file under `ctl/`: suffix pid, wrap.pid, identity.json, stop, log, wrap.log.
+
+    A host called `watch` or `x.wrap` is spelled so that its files are neither the watcher's nor
+    those of the wrapper of `x`.
+    """
+    part = encode(host, dots=True)
+    if part == "watch":
+        part = "%77atch"
+    elif part.endswith(".wrap"):
+        part = part.removesuffix(".wrap") + "%2Ewrap"
+    return f"{CTL}/{part}.{suffix}"
 
 
 def stop_covers(content: str, launch: int) -> bool:
