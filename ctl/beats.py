@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from fsworker.errors import FormatError
@@ -12,6 +14,8 @@ from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.records import coding
 from fsworker.protocol.records.run import Heartbeat
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_LIMIT = 1 << 20
 
@@ -57,6 +61,22 @@ def _said_goodbye(data: bytes, rel: str) -> bool:
     except FormatError:
         return False
     return beat.stopped
+
+
+def say_goodbye_for(store: Store, host: str, launch: int) -> None:
+    """Let the beat of a worker that was killed, and is proven gone, say that it stopped.
+
+    Else the root would look live until that beat is old, to the very people who just stopped it.
+    Should the proof be wrong, then the worker's next beat takes this back.
+    """
+    rel = layout.status_path(host)
+    try:
+        beat: Heartbeat = Heartbeat.from_json(store.read(rel, HEARTBEAT_LIMIT), store.path(rel))
+        if beat.host == host and beat.launch <= launch and not beat.stopped:
+            over = replace(beat, stopped=True, ready=False, draining=False, slots_busy=0)
+            store.publish(rel, over.to_json(), durable=False)
+    except (OSError, FormatError) as error:
+        log.info("the last beat of host %s is left as it is: %s", host, error)
 
 
 def read_beat(

@@ -72,6 +72,7 @@ def stop_hosts(
         _judge(outcome, report, beating)
     for host in report.stopped:
         report.revoked += revoke(store, host)
+        beats.say_goodbye_for(store, host, meta.launches.get(host, 0))
     return report
 
 
