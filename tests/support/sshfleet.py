@@ -85,6 +85,19 @@ class SshFleet(Ctl):
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: all(map(gone, pids)), what=f"the end of {pids}")
 
+    def wait_new_process(self, host: str, old: int) -> int:
+        """The process of the host's next worker, as soon as a pid file names it.
+
+        `old` is the pid of before, as the host calls it.
+        """
+        path = self.root / "ctl" / f"{host}.pid"
+
+        def look() -> int:
+            text = path.read_text() if path.exists() else ""
+            return int(text) if text and int(text) != old else 0
+
+        return self.translate(host, wait_until(look, what=f"a new process on {host}"))
+
     def wait_new_life(
         self, host: str, before: dict[str, Any], deadline: float = 60
     ) -> dict[str, Any]:
