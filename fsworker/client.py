@@ -23,6 +23,7 @@ import atexit
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -103,6 +104,11 @@ class Client(Executor):
     def stream(self) -> str | None:
         """The stream that results go to; None while an unnamed client has sent nothing."""
         return self._engine.stream if self._engine else self._settings.stream
+
+    @property
+    def calls(self) -> Counter[str]:
+        """How many calls on the root this client has cost, by kind."""
+        return self._store.calls
 
     def submit(self, fn: _Fn, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Send one call. UsageError for a function that the run does not serve.
@@ -238,6 +244,7 @@ def _unpickle(root: str, options: dict[str, Any]) -> Client:
 def _forked() -> None:
     _engines.clear()
     for client in list(_clients):
+        client._store = Store(client.root)  # its temporaries must not have its parent's names
         client._reset()
 
 

@@ -23,7 +23,7 @@ from ctl.streams import Submission
     type=DURATION,
     default=60.0,
     show_default="60s",
-    help="Give up when no worker has lived for this long.",
+    help="Give up when no worker has lived for this long (0: never).",
 )
 @json_option
 @click.pass_obj

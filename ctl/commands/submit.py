@@ -28,7 +28,7 @@ from ctl.taskfile import TaskFile
     type=DURATION,
     default=60.0,
     show_default="60s",
-    help="With --wait: give up when no worker has lived for this long.",
+    help="With --wait: give up when no worker has lived for this long (0: never).",
 )
 @json_option
 @click.pass_obj

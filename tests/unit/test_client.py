@@ -352,10 +352,10 @@ def test_a_batch_says_what_it_is(root: Path, worker: SmallWorker) -> None:
 
 def test_a_burst_becomes_few_batches(root: Path, worker: SmallWorker) -> None:
     with Client(root) as client:
-        before = sum(client._store.calls.values())
+        before = sum(client.calls.values())
         futures = [client.submit(FIRST, i) for i in range(5000)]
         assert [f.result(30) for f in futures] == list(range(5000))
-        assert sum(client._store.calls.values()) - before < 2500
+        assert sum(client.calls.values()) - before < 2500
     assert len(worker.sizes) < 250
 
 
