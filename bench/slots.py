@@ -6,6 +6,7 @@ worker drives it, in this process, so that what is timed is the slots and nothin
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -13,9 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from contenders.base import children_of
+from fsworker.executors import Setting
+from fsworker.slot import Slot
+from fsworker.tasks import TaskExecutor
 from report import Report, median
 
 GRADING = os.path.join(
@@ -33,8 +38,6 @@ def measure(quick: bool, out: Report) -> None:
     if done.returncode:
         out.say(f"slots failed: {done.stderr[-1500:]}")
         return
-    import json
-
     found = json.loads(done.stdout)
     out.figures["slots"] = found
     rows = [
@@ -88,9 +91,6 @@ class Rig:
     """An executor of tasks, turned by hand."""
 
     def __init__(self, count: int) -> None:
-        from fsworker.executors import Setting
-        from fsworker.tasks import TaskExecutor
-
         self.selector = selectors.DefaultSelector()
         self.executor = TaskExecutor(Setting(count, (FUNCTION,)), self.selector)
 
@@ -111,6 +111,10 @@ class Rig:
         return self.executor.pool.count("idle")
 
 
+def _replaced(slot: Slot, old: int) -> bool:
+    return slot.state == "idle" and slot.pid != old
+
+
 def _full(times: int) -> dict[str, float]:
     begun = time.perf_counter()
     rig = Rig(MANY)
@@ -123,7 +127,7 @@ def _full(times: int) -> dict[str, float]:
         slot = rig.executor.pool.slots[i % MANY]
         old, begun = slot.pid, time.perf_counter()
         os.kill(old, signal.SIGKILL)
-        rig.until(lambda s=slot, o=old: s.state == "idle" and s.pid != o)
+        rig.until(partial(_replaced, slot, old))
         back.append(1e3 * (time.perf_counter() - begun))
     rig.executor.close()
     return {
@@ -136,8 +140,6 @@ def _full(times: int) -> dict[str, float]:
 
 def main() -> None:
     """All of it, as JSON."""
-    import json
-
     quick = sys.argv[1] == "quick"
     imports = [_import_seconds() for _ in range(4)][1:]
     found = {

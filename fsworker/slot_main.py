@@ -12,7 +12,6 @@ import asyncio
 import ctypes
 import faulthandler
 import fcntl
-import inspect
 import json
 import logging
 import mmap
@@ -23,18 +22,24 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from types import CoroutineType
 from typing import Any
 
 from fsworker import functions, outcomes, slot_wire
 from fsworker.errors import FleetError
 from fsworker.functions import Function
 from fsworker.protocol import packing
-from fsworker.slot_memory import IDLE, Entry, Region, pack_entry
+from fsworker.slot_memory import IDLE, Region, pack_entry
+from fsworker.slot_tasks import limit_of, parse_task, read_ahead
 
 log = logging.getLogger("fsworker.slot_main")
 
 FLUSH_AFTER = 0.05
 """Seconds that a finished result waits at most for the next one before both are sent."""
+
+TIDY_AFTER = 0.001
+"""Seconds of execution after which alarms that tasks left are switched off. A system call for each
+task would cost as much as a short task; an alarm that goes off sooner is nobody's."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -76,7 +81,7 @@ class Slot:
         self._region = region
         self._functions = known
         self._pid = os.getpid()
-        self._flushed = time.monotonic()
+        self._flushed = self._tidied = time.monotonic()
         self._attempt = ""
         self._runner: asyncio.Runner | None = None
         self._standard = {fd: _copy(fd) for fd in (0, 1, 2)}
@@ -98,26 +103,32 @@ class Slot:
         function = self._functions.get(functions.canonical(work.meta["fn"]))
         self._flushed = now = time.monotonic()
         self._region.open(work.number)
-        for index, task in enumerate(work.records, work.first):
+        for index, task in enumerate(read_ahead(work.records), work.first):
             if index >= self._region.limit():
                 break
             if now - self._flushed >= FLUSH_AFTER:
                 self._flush(work.number, slot_wire.RESULTS)
-            now = self._run_task(index, task, work, function)
+                now = self._flushed
+            now = self._run_task(index, task, work, function, now)
+        self._tidy()
         self._region.begin(IDLE, 0.0, 0.0)
         self._flush(work.number, slot_wire.FINISHED)
 
     def _run_task(
-        self, index: int, task: bytes, work: slot_wire.Range, function: Function | None
+        self,
+        index: int,
+        task: Any,
+        work: slot_wire.Range,
+        function: Function | None,
+        started: float,
     ) -> float:
         """Execute one task and keep its result; gives the time at its end."""
-        started = time.monotonic()
         self._region.begin(index, started, work.meta.get("timeout") or 0.0)
         task_id = None
         try:
             task_id, args, kwargs, options = parse_task(task)
-            if "timeout" in options:
-                self._region.begin(index, started, _seconds(options["timeout"]))
+            if options and "timeout" in options:
+                self._region.begin(index, started, limit_of(options["timeout"]))
             if function is None:
                 status, value = outcomes.REFUSED, _not_listed(work.meta["fn"])
             else:
@@ -128,7 +139,7 @@ class Slot:
             status, value = outcomes.INVALID, outcomes.cause("InvalidTask", str(error))
         ended = time.monotonic()
         status, data = _record(index, task_id, status, value, ended - started)
-        self._keep(work.number, Entry(index, outcomes.CODES[status], ended - started, data))
+        self._keep(work.number, pack_entry(index, outcomes.CODES[status], ended - started, data))
         return ended
 
     def _call(self, function: Function, args: Any, kwargs: Any) -> tuple[str, Any]:
@@ -136,17 +147,23 @@ class Slot:
         status, value = outcomes.OK, None
         try:
             value = function(*args, **kwargs)
-            if inspect.iscoroutine(value):
+            if isinstance(value, CoroutineType):
                 value = self._await(value)
-            signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm left over would hit the next task
+            if time.monotonic() - self._tidied >= TIDY_AFTER:
+                self._tidy()  # in the try: an alarm may go off just before it is switched off
         except BaseException as error:  # exit and interrupt too: they end the task, not the slot
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._tidy()
             status, value = outcomes.ERROR, outcomes.raised(error)
         if os.getpid() != self._pid:
             os._exit(0)  # user code forked, and its child came back here: it has no business here
         if self._broken.poll(0):
             self._restore_standard()
         return status, value
+
+    def _tidy(self) -> None:
+        """Switch off an alarm that a task left, or it would hit a later one."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._tidied = time.monotonic()
 
     def _restore_standard(self) -> None:
         """Open again what a task closed of descriptors 0 to 2, or later tasks would suffer."""
@@ -168,8 +185,7 @@ class Slot:
                 self._runner = None  # the loop was left in the middle
             raise
 
-    def _keep(self, number: int, entry: Entry) -> None:
-        packed = pack_entry(entry)
+    def _keep(self, number: int, packed: bytes) -> None:
         if self._region.append(packed):
             return
         self._flush(number, slot_wire.RESULTS)
@@ -208,31 +224,6 @@ async def _alone(coroutine: Any) -> Any:
             task.cancel()
         if left:
             await asyncio.gather(*left, return_exceptions=True)
-
-
-def parse_task(task: bytes) -> tuple[Any, list[Any], dict[str, Any], dict[str, Any]]:
-    """(id, args, kwargs, options) of a packed task. Raises ValueError saying what is wrong."""
-    try:
-        fields = packing.unpack(task)
-    except packing.NotPacked as error:
-        raise ValueError(f"the task cannot be unpacked: {error}") from None
-    if not isinstance(fields, list) or not 1 <= len(fields) <= 4:
-        raise ValueError("the task is not a list of id, args, kwargs and options")
-    task_id, args, kwargs, options = (*fields, None, None, None)[:4]
-    args, kwargs, options = args or [], kwargs or {}, options or {}
-    if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
-        raise ValueError("the task's args must be a list and its kwargs a map")
-    if not isinstance(options, dict):
-        raise ValueError("the task's options must be a map")
-    return task_id, list(args), kwargs, options
-
-
-def _seconds(value: Any) -> float:
-    if value is None:
-        return 0.0
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ValueError(f"the timeout must be a number of seconds above 0, not {value!r:.40}")
-    return float(value)
 
 
 def _record(index: int, task_id: Any, status: str, value: Any, elapsed: float) -> tuple[str, bytes]:

@@ -63,9 +63,9 @@ def create(slots: int) -> tuple[int, mmap.mmap]:
     return fd, mmap.mmap(fd, max(slots, 1) * REGION)
 
 
-def pack_entry(entry: Entry) -> bytes:
-    """A finished task as it lies in a region and in a results frame."""
-    return _ENTRY.pack(entry.task, len(entry.data), entry.status, entry.elapsed) + entry.data
+def pack_entry(task: int, status: int, elapsed: float, data: bytes) -> bytes:
+    """A finished task, an `Entry`, as it lies in a region and in a results frame."""
+    return _ENTRY.pack(task, len(data), status, elapsed) + data
 
 
 def unpack_entries(data: bytes) -> Iterator[Entry]:

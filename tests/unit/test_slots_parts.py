@@ -6,8 +6,8 @@ import pytest
 
 from fsworker import outcomes, slot_memory, slot_wire
 from fsworker.protocol import packing
-from fsworker.slot_main import parse_task
 from fsworker.slot_memory import IDLE, Entry, Region
+from fsworker.slot_tasks import parse_task, read_ahead
 from fsworker.suspects import weigh
 
 pytestmark = pytest.mark.unit
@@ -22,9 +22,9 @@ def test_both_sides_of_a_region_see_the_same() -> None:
     slot.open(9)
     slot.begin(4, 12.5, 2.0)
     first, second = Entry(4, 0, 0.5, b"one"), Entry(5, 1, 0.25, b"")
-    assert slot.append(slot_memory.pack_entry(first))
+    assert slot.append(slot_memory.pack_entry(*first))
     assert worker.finished(worker.state()) == []  # it counts when the next task begins
-    assert slot.append(slot_memory.pack_entry(second))
+    assert slot.append(slot_memory.pack_entry(*second))
     slot.begin(6, 13.0, 0.0)
     state = worker.state()
     assert state[:4] == (9, 6, 13.0, 0.0)
@@ -46,7 +46,7 @@ def test_a_region_keeps_no_more_than_it_has_room_for() -> None:
 
 
 def test_entries_that_are_cut_are_left_out() -> None:
-    packed = slot_memory.pack_entry(Entry(1, 0, 0.0, b"abc"))
+    packed = slot_memory.pack_entry(1, 0, 0.0, b"abc")
     for cut in range(len(packed)):
         assert list(slot_memory.unpack_entries(packed + packed[:cut]))[1:] == []
 
@@ -110,3 +110,20 @@ def test_evidence_counts_what_ran_when_a_worker_died() -> None:
     )
     assert {i: packing.unpack(r) for i, r in found.results.items()} == {0: result(0), 1: result(1)}
     assert dict(found.fatal) == {1: 1, 2: 2}
+
+
+def test_tasks_are_decoded_many_at_once_and_odd_ones_are_left_as_they_are() -> None:
+    good = [packing.pack([None, [i]]) for i in range(200)]
+    assert list(read_ahead(good)) == [[None, [i]] for i in range(200)]
+    odd = [*good[:70], b"\xc1", *good[70:100], packing.pack(7), good[100][:-1]]
+    found = list(read_ahead(odd))
+    assert [parse_task(t)[1] for t in found[:70]] == [[i] for i in range(70)]
+    assert [parse_task(t)[1] for t in found[71:101]] == [[i] for i in range(70, 100)]
+    for bad in (found[70], *found[101:]):
+        with pytest.raises(ValueError, match="task"):
+            parse_task(bad)
+
+
+def test_a_large_task_is_not_decoded_with_others() -> None:
+    tasks = [packing.pack([None, ["x" * size]]) for size in (10, 70_000, 10, 40_000, 40_000)]
+    assert [type(t) for t in read_ahead(tasks)] == [bytes, bytes, list, list, bytes]
