@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LEVELS ?= tests/unit tests/contract tests/fleet
 PYTEST_ARGS ?=
+BENCH_ARGS ?= --quick
 JOBS ?= 2
 
 .PHONY: help demo test lint format bench clean
@@ -17,7 +18,7 @@ help:
 	@echo "make test    unit, contract and fleet tests (LEVELS=tests/unit for the quick ones)"
 	@echo "make lint    ruff, mypy --strict, import-linter"
 	@echo "make format  ruff format, and the fixes that ruff is sure of"
-	@echo "make bench   the measurements that the documents quote"
+	@echo "make bench   a few minutes of measuring (BENCH_ARGS=--check for the whole table)"
 	@echo "make clean   remove the environment, caches and the demo's workspace"
 
 $(BIN)/python:
@@ -58,9 +59,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.bench
-	@set -e; found=; for b in bench/bench_*.py; do [ -e "$$b" ] || continue; found=1; \
-		echo "== $$b"; $(BIN)/python "$$b"; done; \
-	[ -n "$$found" ] || echo "there is no measurement in bench/ yet"
+	$(BIN)/python bench/tasks.py $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) .demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build
