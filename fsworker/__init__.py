@@ -12,11 +12,15 @@ from typing import Any
 __version__ = "0.1.0"
 
 _LAZY = {"Client": "fsworker.client"}
+_MODULES = ("rewards",)
+"""Modules that users reach as attributes of the package."""
 
-__all__ = ["Client", "__version__"]
+__all__ = ["Client", "__version__", "rewards"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
