@@ -25,6 +25,7 @@ _OVERHEAD = 1e-5
 """Seconds that a task costs besides its own time."""
 RANGE_BYTES = 1 << 20
 MAX_RANGE = 1024
+_OK = CODES[OK]
 _FORGET = 0.2
 """How much the latest report counts in the mean task time."""
 
@@ -65,15 +66,15 @@ class Work:
 
     def keep(self, entries: Iterable[Entry]) -> int:
         """Take results in; the first of a task counts. Gives how many were new."""
-        new = 0
-        for entry in entries:
-            if entry.task in self.results or entry.task >= len(self.records):
+        results, count, before = self.results, len(self.records), len(self.results)
+        for task, status, _, data in entries:
+            if task in results or task >= count:
                 continue
-            self.results[entry.task] = entry.data
-            new += 1
-            self.failed += entry.status != CODES[OK]
-            self.timeouts += entry.status == CODES[TIMEOUT]
-        return new
+            results[task] = data
+            if status != _OK:
+                self.failed += 1
+                self.timeouts += status == CODES[TIMEOUT]
+        return len(results) - before
 
 
 class Backlog:

@@ -29,6 +29,7 @@ from fsworker import functions, outcomes, slot_wire
 from fsworker.errors import FleetError
 from fsworker.functions import Function
 from fsworker.protocol import packing
+from fsworker.slot_env import Variable
 from fsworker.slot_memory import IDLE, Region, pack_entry
 from fsworker.slot_tasks import limit_of, parse_task, read_ahead
 
@@ -36,10 +37,6 @@ log = logging.getLogger("fsworker.slot_main")
 
 FLUSH_AFTER = 0.05
 """Seconds that a finished result waits at most for the next one before both are sent."""
-
-TIDY_AFTER = 0.001
-"""Seconds of execution after which alarms that tasks left are switched off. A system call for each
-task would cost as much as a short task; an alarm that goes off sooner is nobody's."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -81,7 +78,8 @@ class Slot:
         self._region = region
         self._functions = known
         self._pid = os.getpid()
-        self._flushed = self._tidied = time.monotonic()
+        self._flushed = time.monotonic()
+        self._task_id = Variable("FLEET_TASK_ID")
         self._attempt = ""
         self._runner: asyncio.Runner | None = None
         self._standard = {fd: _copy(fd) for fd in (0, 1, 2)}
@@ -103,6 +101,7 @@ class Slot:
         function = self._functions.get(functions.canonical(work.meta["fn"]))
         self._flushed = now = time.monotonic()
         self._region.open(work.number)
+        self._task_id.renew()
         for index, task in enumerate(read_ahead(work.records), work.first):
             if index >= self._region.limit():
                 break
@@ -110,7 +109,6 @@ class Slot:
                 self._flush(work.number, slot_wire.RESULTS)
                 now = self._flushed
             now = self._run_task(index, task, work, function, now)
-        self._tidy()
         self._region.begin(IDLE, 0.0, 0.0)
         self._flush(work.number, slot_wire.FINISHED)
 
@@ -133,7 +131,7 @@ class Slot:
                 status, value = outcomes.REFUSED, _not_listed(work.meta["fn"])
             else:
                 label = f"{work.meta['batch']}:{index}" if task_id is None else str(task_id)
-                os.environ["FLEET_TASK_ID"] = label
+                self._task_id.set(label)
                 status, value = self._call(function, args, kwargs)
         except ValueError as error:  # not a task, or an id that no environment can hold
             status, value = outcomes.INVALID, outcomes.cause("InvalidTask", str(error))
@@ -149,21 +147,15 @@ class Slot:
             value = function(*args, **kwargs)
             if isinstance(value, CoroutineType):
                 value = self._await(value)
-            if time.monotonic() - self._tidied >= TIDY_AFTER:
-                self._tidy()  # in the try: an alarm may go off just before it is switched off
+            signal.alarm(0)  # an alarm left over would hit the next task
         except BaseException as error:  # exit and interrupt too: they end the task, not the slot
-            self._tidy()
+            signal.alarm(0)
             status, value = outcomes.ERROR, outcomes.raised(error)
         if os.getpid() != self._pid:
             os._exit(0)  # user code forked, and its child came back here: it has no business here
         if self._broken.poll(0):
             self._restore_standard()
         return status, value
-
-    def _tidy(self) -> None:
-        """Switch off an alarm that a task left, or it would hit a later one."""
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        self._tidied = time.monotonic()
 
     def _restore_standard(self) -> None:
         """Open again what a task closed of descriptors 0 to 2, or later tasks would suffer."""

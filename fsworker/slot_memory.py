@@ -16,7 +16,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 REGION = 64 * 1024
@@ -25,7 +24,6 @@ IDLE = -1
 _STATE = struct.Struct("<QqddQQ")  # range, index, started, timeout, written, generation
 _FILL = struct.Struct("<QQ")  # the last two of these, which also change without a new task
 _FILL_AT = _STATE.size - _FILL.size
-_LIMIT = struct.Struct("<q")
 _LIMIT_AT = 64
 _DATA_AT = 128
 _ENTRY = struct.Struct("<IIBd")  # index, length, status code, elapsed
@@ -68,16 +66,18 @@ def pack_entry(task: int, status: int, elapsed: float, data: bytes) -> bytes:
     return _ENTRY.pack(task, len(data), status, elapsed) + data
 
 
-def unpack_entries(data: bytes) -> Iterator[Entry]:
+def unpack_entries(data: bytes) -> list[Entry]:
     """The finished tasks in a region's data or a frame; what is cut at the end is left out."""
-    at = 0
-    while at + _ENTRY.size <= len(data):
-        index, length, status, elapsed = _ENTRY.unpack_from(data, at)
-        at += _ENTRY.size
-        if at + length > len(data):
-            return
-        yield Entry(index, status, elapsed, data[at : at + length])
-        at += length
+    entries: list[Entry] = []
+    head, unpack, make, keep = _ENTRY.size, _ENTRY.unpack_from, Entry._make, entries.append
+    at, last = 0, len(data) - head
+    while at <= last:
+        index, length, status, elapsed = unpack(data, at)
+        at += head + length
+        if at > len(data):
+            break
+        keep(make((index, status, elapsed, data[at - length : at])))
+    return entries
 
 
 class Region:
@@ -86,6 +86,8 @@ class Region:
     def __init__(self, memory: mmap.mmap, slot: int) -> None:
         self._memory = memory
         self._at = slot * REGION
+        limit = self._at + _LIMIT_AT
+        self._limit = memoryview(memory)[limit : limit + 8].cast("q")
         self._number = 0
         self._written = 0
         self._generation = 0
@@ -131,7 +133,8 @@ class Region:
 
     def limit(self) -> int:
         """The index that the slot must not reach."""
-        return int(_LIMIT.unpack_from(self._memory, self._at + _LIMIT_AT)[0])
+        limit: int = self._limit[0]
+        return limit
 
     # -- the worker's side
 
@@ -142,7 +145,7 @@ class Region:
 
     def set_limit(self, index: int) -> None:
         """Forbid the slot to begin a task at or beyond `index`."""
-        _LIMIT.pack_into(self._memory, self._at + _LIMIT_AT, index)
+        self._limit[0] = index
 
     def state(self) -> State:
         """What the slot says now; believe it only when seen twice."""
@@ -151,4 +154,4 @@ class Region:
     def finished(self, state: State) -> list[Entry]:
         """What the slot had finished and not yet sent at `state`."""
         start = self._at + _DATA_AT
-        return list(unpack_entries(self._memory[start : start + min(state.written, ROOM)]))
+        return unpack_entries(self._memory[start : start + min(state.written, ROOM)])

@@ -215,7 +215,7 @@ class SlotPool:
         elif frame.kind == slot_wire.FAILED:
             self._listener.on_refused(frame.data.decode("utf-8", "replace"))
         elif frame.number == slot.range and slot.state == "busy":
-            self._listener.on_entries(frame.number, list(slot_memory.unpack_entries(frame.data)))
+            self._listener.on_entries(frame.number, slot_memory.unpack_entries(frame.data))
             if frame.kind == slot_wire.FINISHED:
                 slot.state = "idle"
                 self._listener.on_finished(slot, frame.number)

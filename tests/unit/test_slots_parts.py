@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 
 from fsworker import outcomes, slot_memory, slot_wire
 from fsworker.protocol import packing
+from fsworker.slot_env import Variable
 from fsworker.slot_memory import IDLE, Entry, Region
 from fsworker.slot_tasks import parse_task, read_ahead
 from fsworker.suspects import weigh
@@ -127,3 +131,23 @@ def test_tasks_are_decoded_many_at_once_and_odd_ones_are_left_as_they_are() -> N
 def test_a_large_task_is_not_decoded_with_others() -> None:
     tasks = [packing.pack([None, ["x" * size]]) for size in (10, 70_000, 10, 40_000, 40_000)]
     assert [type(t) for t in read_ahead(tasks)] == [bytes, bytes, list, list, bytes]
+
+
+def test_a_variable_is_seen_by_python_and_by_programs_whatever_its_length() -> None:
+    name = "SHARDFLEET_TEST_VARIABLE"
+    variable = Variable(name)
+    try:
+        for value in ("a", "b" * 1000, "c", "\udcff"):
+            variable.set(value)
+            assert os.environ[name] == value
+            printed = subprocess.run(["printenv", name], capture_output=True, check=True).stdout
+            assert printed == os.fsencode(value) + b"\n"
+        with pytest.raises(ValueError, match="null"):
+            variable.set("\0")
+        del os.environ[name]
+        variable.renew()
+        variable.set("again")
+        printed = subprocess.run(["printenv", name], capture_output=True, check=True).stdout
+        assert printed == b"again\n"
+    finally:
+        os.environ.pop(name, None)
