@@ -36,13 +36,14 @@ from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.records.run import Manifest
 from fsworker.recovery import Recovered, recover
-from fsworker.remote import NotSent, TaskCrashed, TaskError, TaskTimeout, WorkerDied
+from fsworker.remote import NotSent, TaskCancelled, TaskCrashed, TaskError, TaskTimeout, WorkerDied
 from fsworker.taskpack import TaskPacker
 
 __all__ = [
     "Client",
     "NotSent",
     "Recovered",
+    "TaskCancelled",
     "TaskCrashed",
     "TaskError",
     "TaskTimeout",
@@ -128,6 +129,21 @@ class Client(Executor):
             return future
         engine.submit(name, record, future)
         return future
+
+    def cancel(self, future: Future[Any]) -> bool:
+        """Cancel a task of this client, whether it was sent or not. False when it is over.
+
+        One that was not sent is cancelled at once, as `future.cancel()` does. Of one that was, the
+        workers are asked to end it, within a second or two: the future ends with TaskCancelled
+        (which is a CancelledError too), unless the task is over before.
+        """
+        if future.cancel():
+            return True
+        engine = self._engine
+        if engine is None or future.done():
+            return False
+        engine.abort(future)
+        return True
 
     def map(
         self,

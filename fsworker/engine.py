@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsworker import receivers
+from fsworker.aborting import Aborting
 from fsworker.delivery import Delivered, Delivery, Want
 from fsworker.errors import FleetError
 from fsworker.liveness import Liveness
@@ -59,6 +60,7 @@ class Engine:
         self._store = store
         self._encoded = layout.encode(self.stream)
         self._transit = Transit(settings.outstanding)
+        self._aborting = Aborting(store, self._transit)
         self._sending = Sending(
             store,
             manifest,
@@ -105,6 +107,11 @@ class Engine:
         """Send no more of a strip, whose values nobody wants any longer."""
         self._transit.answered(self._queue.drop(strip))
         self._wake_sender()
+
+    def abort(self, future: Future[Any]) -> None:
+        """Ask the workers to end a task that was sent."""
+        self._aborting.ask(future)
+        self._news.set()
 
     def close(self, *, cancel: bool = False) -> None:
         """Accept nothing more; with `cancel` drop what was not sent yet."""
@@ -177,6 +184,7 @@ class Engine:
             elif (reason := self._liveness.check()) is not None:
                 self._give_up(reason)
                 self._liveness.heard()
+            self._aborting.turn()
             self._news.wait(pace.next())
         self._delivery.clear()
         if self.settings.stream is None:
@@ -206,6 +214,7 @@ class Engine:
             log.warning("cannot read results in %s yet: %s", self._store.root, error)
         for delivered in kept:
             self._delivery.forget(delivered)
+            self._aborting.answered(delivered.batch)
         return came
 
     def _deliver(self, delivered: Delivered) -> None:

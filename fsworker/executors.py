@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import selectors
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -52,6 +52,9 @@ class Executor(Protocol):
 
     def drop(self, key: str) -> None:
         """Forget a batch and end what runs of it."""
+
+    def cancel(self, work: Work, indexes: Iterable[int]) -> None:
+        """Answer these tasks of a batch as cancelled and end what runs of them."""
 
     def step(self, now: float) -> list[Work]:
         """Do what is due; the batches in which something has finished since the last call."""

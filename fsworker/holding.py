@@ -39,7 +39,7 @@ class Holding:
         self.path = layout.claim_path(owner, token)
         self.work: Work | None = None
         self.extra: dict[str, Any] = {}
-        self.over = False
+        self.over = self.committed = False
         self.counted = 0
         self.missed = 0
         self.claimed_at = now
@@ -103,6 +103,7 @@ class Holding:
             self.failed("commit", move.value)
             return None
         self.over = True
+        self.committed = move is Move.DONE
         self.recovered()
         if move is Move.GONE:
             log.warning(
@@ -122,6 +123,10 @@ class Holding:
             return False
         self.over = move in (Move.DONE, Move.GONE)
         return self.over
+
+    def hurry(self) -> None:
+        """Publish what has finished at the next chance: somebody waits for it."""
+        self._part_due = 0.0
 
     def publish_early(self, now: float) -> None:
         """Publish what has finished since the last time, if the batch takes long."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, InvalidStateError
 from operator import itemgetter
 from typing import Any, Final, Protocol
@@ -32,6 +32,10 @@ class Receiver(Protocol):
 
     def take(self, rows: list[Any]) -> None:
         """Take result rows: `[index, id, status, value, …]`."""
+        ...
+
+    def places(self, wanted: Collection[Future[Any]]) -> dict[Future[Any], int]:
+        """The indexes of those of the wanted futures that wait here."""
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -66,6 +70,10 @@ class Futures:
                     future.set_exception(task_error(status, value))
             except InvalidStateError:
                 pass  # another thread gave up on it at this moment
+
+    def places(self, wanted: Collection[Future[Any]]) -> dict[Future[Any], int]:
+        """The indexes of those of the wanted futures that wait here."""
+        return {f: i for i, f in enumerate(self._futures) if f is not None and f in wanted}
 
     def fail(self, error: BaseException) -> None:
         """Fail the futures that are not resolved."""
@@ -194,6 +202,10 @@ class Piece:
                 log.warning("a result row is not one: %.100r", row)
                 continue
             strip.put(place, value if status == outcomes.OK else Failed(task_error(status, value)))
+
+    def places(self, wanted: Collection[Future[Any]]) -> dict[Future[Any], int]:
+        """None: `map` has no futures."""
+        return {}
 
     def fail(self, error: BaseException) -> None:
         """Answer the tasks of this batch that are open."""

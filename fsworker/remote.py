@@ -6,6 +6,7 @@ and never by text. The words of a result's status stay in `outcomes`; here they 
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
 from typing import Any
 
 from fsworker import outcomes
@@ -47,6 +48,10 @@ class WorkerDied(TaskError):
     """The task was given up because workers died whenever they executed it."""
 
 
+class TaskCancelled(TaskError, CancelledError):
+    """The task was cancelled after it had been sent: by its client or with `ctl cancel`."""
+
+
 class NotSent(UsageError):
     """A task that cannot be packed, or is too large; nobody has seen it but its client."""
 
@@ -55,6 +60,7 @@ _CLASSES: dict[str, type[TaskError]] = {
     outcomes.TIMEOUT: TaskTimeout,
     outcomes.CRASHED: TaskCrashed,
     outcomes.WORKER_DIED: WorkerDied,
+    outcomes.CANCELLED: TaskCancelled,
 }
 
 

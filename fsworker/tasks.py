@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import selectors
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from fsworker import outcomes, slot_wire
 from fsworker.backlog import Backlog, Work, tail
@@ -22,10 +23,11 @@ MAX_LOSSES = 5
 
 @dataclass(slots=True)
 class _Handed:
-    """A range that a slot has."""
+    """A range that a slot has; `cancelled`: tasks of it that must not run any more."""
 
     work: Work
     slot: Slot
+    cancelled: set[int] = field(default_factory=set)
 
 
 class TaskExecutor:
@@ -75,8 +77,24 @@ class TaskExecutor:
         for number in [n for n, h in self._handed.items() if h.work.key == key]:
             self.pool.cancel(self._handed.pop(number).slot)
 
+    def cancel(self, work: Work, indexes: Iterable[int]) -> None:
+        """Answer tasks as cancelled and end what runs of them; their neighbours go on."""
+        new = {i for i in indexes if i not in work.results and i < len(work.records)}
+        if not new or work.key not in self._backlog.works:
+            return
+        value = outcomes.cause("Cancelled", "cancelled on request")
+        for index in sorted(new):
+            self._answer(work, Blame(index, outcomes.CANCELLED, value, 0.0))
+        work.pending = deque(s for first, end in work.pending for s in work.missing(first, end))
+        for handed in list(self._handed.values()):
+            if handed.work is work:
+                self._take_away(handed, new)
+
     def step(self, now: float) -> list[Work]:
         """Do what is due; the batches that have new results."""
+        for handed in self._handed.values():
+            if handed.cancelled:
+                self._end_cancelled(handed)
         self.pool.step(now)
         for slot in self.pool.idle():
             if not self._hand_out(slot) and not self._take_over(slot, now):
@@ -163,6 +181,30 @@ class TaskExecutor:
         self._backlog.put_back(longest[1].work, cut, end)
         return self._hand_out(slot)
 
+    def _take_away(self, handed: _Handed, gone: set[int]) -> None:
+        """End a slot that is at a task of `gone`, or cut its range before the next of them."""
+        slot = handed.slot
+        handed.cancelled |= {i for i in gone if slot.first <= i < slot.end}
+        if not handed.cancelled or self._end_cancelled(handed):
+            return
+        ahead = [i for i in handed.cancelled if i > max(_running(slot), slot.first)]
+        if ahead:
+            cut, end = min(ahead), slot.end
+            slot.trim(cut)
+            self._backlog.put_back(handed.work, cut, end)
+
+    def _end_cancelled(self, handed: _Handed) -> bool:
+        """End the slot if it is at a task that is cancelled; what else it had is handed out anew.
+
+        Asked at every step: a slot may begin the task behind its range when that is cut.
+        """
+        slot = handed.slot
+        if _running(slot) not in handed.cancelled:
+            return False
+        if slot.condemned is None:
+            self.pool.cancel(slot)
+        return True
+
     def _answer(self, work: Work, blame: Blame) -> None:
         index, status, value, elapsed = blame
         task_id = outcomes.task_id(work.records[index])
@@ -178,6 +220,12 @@ class TaskExecutor:
         self._backlog.works.pop(work.key, None)
         for index in [k for k in self._losses if k[0] == work.key]:
             del self._losses[index]
+
+
+def _running(slot: Slot) -> int:
+    """The task that a busy slot is at: the first of its range while it has not begun."""
+    state = slot.region.state()
+    return state.task if state.number == slot.range and state.task >= 0 else slot.first
 
 
 def _left(slot: Slot) -> int:

@@ -57,6 +57,10 @@ class Transit:
         """Who waits for a batch."""
         return self._pending.get(batch)
 
+    def batches(self) -> list[tuple[str, Receiver]]:
+        """Every batch that is on its way, and who waits for it."""
+        return list(self._pending.items())
+
     def finish(self, batch: str, answer: Callable[[Receiver], None]) -> None:
         """Answer a batch, unless somebody did, and count its tasks out."""
         receiver = self._pending.pop(batch, None)

@@ -19,6 +19,7 @@ from typing import Any
 
 from fsworker import admission, executors, hostlock, lifefiles, slot_main, surroundings
 from fsworker.backlog import Work
+from fsworker.cancelling import Cancelling
 from fsworker.custody import Custody
 from fsworker.errors import Busy, FleetError, Refused
 from fsworker.executors import Executor, Setting
@@ -120,6 +121,7 @@ class Worker:
             self._intake,
             self._pulse.counters,
         )
+        self._cancelling = Cancelling(self._store, self._executor)
 
     def _refuse(self, error: FleetError) -> None:
         """Say in the heartbeat why this worker does not run, for whoever waits for it."""
@@ -158,6 +160,8 @@ class Worker:
             self._custody.turn(now, touched)
             if self._taking():
                 self._custody.take(now)
+            # Between the claim and the first task: what is cancelled in time never runs.
+            if self._cancelling.turn(now, self._custody.holdings) or self._taking():
                 self._custody.note(now, self._executor.step(now))
         except Expelled:
             self._renew()

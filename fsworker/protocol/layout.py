@@ -19,7 +19,8 @@ MARKER = ".shardfleet"
 
 CTL, INBOX, CLAIMS, OUTBOX = "ctl", "inbox", "claims", "outbox"
 DEAD, QUARANTINE, STATUS = "dead", "quarantine", "status"
-FOLDERS = (CTL, CTL + "/cancel", INBOX, CLAIMS, OUTBOX, DEAD, QUARANTINE, STATUS)
+CANCEL = CTL + "/cancel"
+FOLDERS = (CTL, CANCEL, INBOX, CLAIMS, OUTBOX, DEAD, QUARANTINE, STATUS)
 
 LAUNCH_META = CTL + "/launch_meta.json"
 EVENTS = CTL + "/events.jsonl"
@@ -40,6 +41,7 @@ _OUTBOX_NAME = re.compile(
     rf"{_BATCH}\.(?P<attempt>{_NUM})~(?P<inc>{_INC})\."
     rf"(?P<kind>result|done|part(?P<part>{_NUM}))"
 )
+_CANCEL_NAME = re.compile(r"(?P<target>(?:[A-Za-z0-9_-]|%[0-9A-F]{2})+)~[0-9a-f]{8}")
 _OWNER_NAME = re.compile(rf"(?P<host>(?:[A-Za-z0-9_.-]|%[0-9A-F]{{2}})+)~(?P<inc>{_INC})")
 
 
@@ -270,6 +272,12 @@ def dead_path(batch: str) -> str:
     return f"{DEAD}/{batch}"
 
 
-def cancel_path(identifier: str) -> str:
-    """A request to cancel a task, batch or job."""
-    return f"{CTL}/cancel/{encode(identifier)}"
+def cancel_path(target: str, unique: str) -> str:
+    """A request to cancel. `target`, a batch or an encoded stream, says to whom it matters."""
+    return f"{CANCEL}/{target}~{unique}"
+
+
+def parse_cancel_name(name: str) -> str | None:
+    """The target of the request that a file in `ctl/cancel/` is."""
+    m = _CANCEL_NAME.fullmatch(name)
+    return m["target"] if m else None
