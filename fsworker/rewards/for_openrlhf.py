@@ -47,7 +47,7 @@ class OpenRlhfReward(Reward):
 def _logs(records: list[Any]) -> dict[str, Any]:
     """The further numbers of records, by name; those of a record's own `extra_logs` too."""
     found = [
-        other_numbers(record, *_REWARD) | other_numbers(number_in(record, "extra_logs"))
+        other_numbers(record, *_REWARD) | other_numbers(record.get("extra_logs"))
         for record in records
         if isinstance(record, Mapping)
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fsworker.errors import UsageError
+
 
 def rows(columns: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
     """The samples. What is not a column of that length is the same for each of them."""
@@ -24,13 +26,16 @@ def _is_column(value: Any, count: int) -> bool:
 
 
 def number_in(record: Any, *names: str) -> Any:
-    """What a record says under the first of `names` that it holds; a number is itself."""
+    """What a record says under the first of `names` that it holds; anything else is itself."""
     if not isinstance(record, Mapping):
         return record
     for name in names:
         if name in record:
             return record[name]
-    return None
+    raise UsageError(
+        f"the reward function returned a map without a score: it holds {sorted(map(str, record))}, "
+        f"and one of {', '.join(names)} is needed"
+    )
 
 
 def other_numbers(record: Any, *names: str) -> dict[str, float]:
