@@ -78,7 +78,7 @@ def _client_keeps(news: Unseen, me: Client) -> bool:
         return True
     # Only `enqueue` looks for a temporary.
     token = layout.parse_inbox_name(0, news.name.rpartition("~")[2])
-    return token is not None and me.submissions[layout.seq_of(token.batch)] == "written"
+    return token is not None and me.submissions[layout.seq_of(token.batch)] in ("new", "written")
 
 
 def _reclaimer_keeps(news: Unseen, me: Reclaimer, more: bool) -> bool:
