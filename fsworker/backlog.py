@@ -50,7 +50,8 @@ class Work:
 
     def open_all(self) -> None:
         """Hand out every task that has no result yet."""
-        self.pending = deque(self.missing(0, len(self.records)))
+        everything = [(0, len(self.records))] if self.records else []
+        self.pending = deque(self.missing(0, len(self.records)) if self.results else everything)
 
     def missing(self, first: int, end: int) -> list[tuple[int, int]]:
         """The stretches of `first` to `end` that have no results."""

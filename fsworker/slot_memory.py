@@ -69,14 +69,14 @@ def pack_entry(task: int, status: int, elapsed: float, data: bytes) -> bytes:
 def unpack_entries(data: bytes) -> list[Entry]:
     """The finished tasks in a region's data or a frame; what is cut at the end is left out."""
     entries: list[Entry] = []
-    head, unpack, make, keep = _ENTRY.size, _ENTRY.unpack_from, Entry._make, entries.append
+    head, unpack, new, keep = _ENTRY.size, _ENTRY.unpack_from, tuple.__new__, entries.append
     at, last = 0, len(data) - head
     while at <= last:
         index, length, status, elapsed = unpack(data, at)
         at += head + length
         if at > len(data):
             break
-        keep(make((index, status, elapsed, data[at - length : at])))
+        keep(new(Entry, (index, status, elapsed, data[at - length : at])))  # the short way
     return entries
 
 
