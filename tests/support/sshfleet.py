@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ class SshFleet(Ctl):
     def kill(self, *pids: int) -> None:
         """`kill -9`, and see them gone."""
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it may end with the one above it
+                os.kill(pid, signal.SIGKILL)
         wait_until(lambda: all(map(gone, pids)), what=f"the end of {pids}")
 
     def wait_new_process(self, host: str, old: int) -> int:
