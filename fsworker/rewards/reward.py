@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -54,6 +55,7 @@ class Reward:
         self.__name__ = _short(fn)
         self.__qualname__ = self.__name__
         self._opened: dict[int, Opened] = {}
+        self._locks: dict[int, threading.Lock] = {}
         self._stats: dict[int, Stats] = {}
 
     @property
@@ -92,9 +94,13 @@ class Reward:
         """What this process needs: read from the disk, and the function imported, at first."""
         pid = os.getpid()
         opened = self._opened.get(pid)
-        # Of two threads one makes a client in vain, which has cost one read and starts nothing.
         if opened is None:
-            opened = self._opened.setdefault(pid, Opened(self.fn, self.options))
+            # Coroutines begin by the hundred. A lock of this process's own: a fork may leave the
+            # parent's taken.
+            with self._locks.setdefault(pid, threading.Lock()):
+                opened = self._opened.get(pid)
+                if opened is None:
+                    opened = self._opened[pid] = Opened(self.fn, self.options)
         return opened
 
     async def _open_async(self) -> Opened:

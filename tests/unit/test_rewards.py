@@ -23,6 +23,7 @@ from fsworker.rewards import arguments
 from fsworker.rewards.arguments import chosen, missing, signature_of
 from fsworker.rewards.options import Options, checked
 from fsworker.rewards.pursuit import Next, Pursuit, Stats, after
+from fsworker.rewards.reward import Opened
 from fsworker.rewards.rows import rows
 from tests.support import reward_functions
 from tests.support.small_worker import SmallWorker, make_run
@@ -282,7 +283,18 @@ def test_trainers_can_ask_whether_to_await() -> None:
 # -- many coroutines, threads and processes
 
 
-def test_coroutines_are_scored_together(root: Path, worker: SmallWorker) -> None:
+def test_coroutines_are_scored_together(
+    root: Path, worker: SmallWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[arguments.Fn] = []
+
+    class Counted(Opened):
+        def __init__(self, fn: arguments.Fn, options: Options) -> None:
+            opened.append(fn)
+            super().__init__(fn, options)
+
+    monkeypatch.setattr("fsworker.rewards.reward.Opened", Counted)
+
     async def main(reward: Any) -> list[float]:
         waiting = [reward("p", str(i % 3), [], [], answer="1") for i in range(60)]
         return list(await asyncio.gather(*waiting))
@@ -291,6 +303,7 @@ def test_coroutines_are_scored_together(root: Path, worker: SmallWorker) -> None
         assert asyncio.run(main(reward)) == [float(i % 3 == 1) for i in range(60)]
         assert reward.stats.ok == 60
     assert len(worker.sizes) < 60, "they travel together"
+    assert opened == [GRADE], "they share one client"
 
 
 def test_a_cancelled_coroutine_withdraws_its_call(root: Path) -> None:
