@@ -12,9 +12,9 @@ import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from fsworker import taskpack
 from fsworker.errors import FormatError
@@ -56,13 +56,32 @@ class Delivered:
     leftovers: list[str] = field(default_factory=list)
 
 
+class Account(Protocol):
+    """Is told what became of the results of batches."""
+
+    def forgotten(self, batch: str) -> None:
+        """They are off the root. May be said again."""
+        ...
+
+    def doubtful(self) -> None:
+        """Of some that cannot be told: they may be off the root, and this is not said again."""
+        ...
+
+
 class Delivery:
     """Reads the stream with this encoded name; `judge` says which batches are its taker's."""
 
-    def __init__(self, store: Store, name: str, judge: Callable[[str], Want]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        judge: Callable[[str], Want],
+        account: Account | None = None,
+    ) -> None:
         self._store = store
         self._name = name
         self._judge = judge
+        self._account = account
         self._parts: dict[str, set[tuple[Outcome, int]]] = {}
         self._missing: dict[str, float] = {}
 
@@ -102,6 +121,9 @@ class Delivery:
             self._store.run(stream.forget(delivered.outcome, delivered.leftovers))
         except OSError as error:
             log.info("cannot remove what was read of %s yet: %s", delivered.batch, error)
+            self._doubt()
+        else:
+            self._tell([delivered.outcome])
 
     def clear(self) -> None:
         """Remove all that is left of batches that are to be dropped: commits that were kept by
@@ -115,8 +137,19 @@ class Delivery:
             paths += [o.part(number) for o, number in listing.parts if self._drop(o)]
             for path in dict.fromkeys(paths):
                 self._store.remove(path)
+            self._tell(o for o in listing.committed if self._drop(o))
         except OSError as error:
             log.info("cannot clear stream %s: %s", self._name, error)
+            self._doubt()
+
+    def _tell(self, outcomes: Iterable[Outcome]) -> None:
+        if self._account is not None:
+            for outcome in outcomes:
+                self._account.forgotten(outcome.batch)
+
+    def _doubt(self) -> None:
+        if self._account is not None:
+            self._account.doubtful()
 
     def _drop(self, outcome: Outcome) -> bool:
         return self._judge(outcome.batch) is Want.DROP

@@ -18,6 +18,7 @@ from typing import Any
 
 from fsworker import receivers
 from fsworker.aborting import Aborting
+from fsworker.bookkeeping import Bookkeeping
 from fsworker.delivery import Delivered, Delivery, Want
 from fsworker.errors import FleetError
 from fsworker.liveness import Liveness
@@ -61,6 +62,7 @@ class Engine:
         self._encoded = layout.encode(self.stream)
         self._transit = Transit(settings.outstanding)
         self._aborting = Aborting(store, self._transit)
+        self._books = Bookkeeping(store, self._encoded, self.incarnation)
         self._sending = Sending(
             store,
             manifest,
@@ -69,9 +71,10 @@ class Engine:
             settings.batch_size,
             settings.timeout,
             self._transit,
+            self._books,
         )
         self._queue = self._sending.queue
-        self._delivery = Delivery(store, self._encoded, self._judge)
+        self._delivery = Delivery(store, self._encoded, self._judge, self._books)
         self._liveness = Liveness(store, settings.no_worker_timeout)
         self._wake = threading.Event()
         self._news = threading.Event()
@@ -184,11 +187,15 @@ class Engine:
             elif (reason := self._liveness.check()) is not None:
                 self._give_up(reason)
                 self._liveness.heard()
+            self._books.note()
             self._aborting.turn()
             self._news.wait(pace.next())
         self._delivery.clear()
         if self.settings.stream is None:
+            self._books.withdraw()
             self._remove_stream()
+        else:
+            self._books.close(settled=self._broken is None)
 
     def _await_pending(self) -> bool:
         """Wait until a result can come; False when none will."""

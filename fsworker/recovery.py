@@ -43,12 +43,25 @@ def recover(store: Store, stream: str, is_mine: Callable[[str], bool]) -> Iterat
 
     delivery = Delivery(store, layout.encode(stream), judge)
     try:
+        _close_accounts(store, layout.outbox_dir(layout.encode(stream)), is_mine)
         for delivered in delivery.poll(early=False):
             yield from _each(delivered)
             delivery.forget(delivered)
     except OSError as error:
         path = layout.outbox_dir(layout.encode(stream))
         raise storage_error(error, "read", store.path(path)) from None
+
+
+def _close_accounts(store: Store, folder: str, is_mine: Callable[[str], bool]) -> None:
+    """Remove the counters of earlier clients: they say nothing true once others read."""
+    try:
+        names = store.scan(folder)
+    except FileNotFoundError:
+        return
+    for name in names:
+        life = layout.parse_counters_name(name)
+        if life is not None and not is_mine(f"-{life}-0"):
+            store.remove(f"{folder}/{name}")
 
 
 def _each(delivered: Delivered) -> Iterator[Recovered]:

@@ -10,6 +10,7 @@ import itertools
 import logging
 import time
 
+from fsworker.bookkeeping import Bookkeeping
 from fsworker.errors import FleetError
 from fsworker.outbound import Outbound, Outgoing
 from fsworker.protocol import layout, segment
@@ -43,6 +44,7 @@ class Sending:
         sizes: int,
         timeout: float | None,
         transit: Transit,
+        books: Bookkeeping,
     ) -> None:
         self.shards = [w.shard for w in manifest.workers] or list(range(manifest.shard_count))
         self.sizer = Sizer(sizes, len(self.shards))
@@ -52,6 +54,7 @@ class Sending:
         self._incarnation = incarnation
         self._timeout = timeout
         self._transit = transit
+        self._books = books
         self._submitter = Submitter(store, incarnation)
         self._numbers = itertools.count()
         self._next_shard = int(incarnation, 16) % len(self.shards)
@@ -92,11 +95,13 @@ class Sending:
         token = Token(f"{self._encoded}-{self._incarnation}-{next(self._numbers)}", shard)
         # Known before it is submitted: its results may be there before `enqueue` returns.
         self._transit.register(token.batch, outgoing.receiver)
+        self._books.sent(token.batch, len(outgoing.records))
         try:
             self._submitter.prepare(token, self._encode(outgoing))
             self._submitter.enqueue(token)
         except FleetError as error:
             failure = error
+            self._books.unsent(token.batch)
             self._transit.finish(token.batch, lambda receiver: receiver.fail(failure))
             return None
         return shard

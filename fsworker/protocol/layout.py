@@ -41,6 +41,7 @@ _OUTBOX_NAME = re.compile(
     rf"{_BATCH}\.(?P<attempt>{_NUM})~(?P<inc>{_INC})\."
     rf"(?P<kind>result|done|part(?P<part>{_NUM}))"
 )
+_COUNTERS_NAME = re.compile(rf"\.counters~(?P<inc>{_INC})\.json")
 _CANCEL_NAME = re.compile(r"(?P<target>(?:[A-Za-z0-9_-]|%[0-9A-F]{2})+)~[0-9a-f]{8}")
 _OWNER_NAME = re.compile(rf"(?P<host>(?:[A-Za-z0-9_.-]|%[0-9A-F]{{2}})+)~(?P<inc>{_INC})")
 
@@ -214,6 +215,20 @@ def parse_outbox_name(name: str) -> tuple[Outcome, str, int] | None:
         return None
     out = Outcome(m["batch"], int(m["attempt"]), m["inc"])
     return (out, "part", int(m["part"])) if m["part"] is not None else (out, m["kind"], 0)
+
+
+def counters_path(stream: str, incarnation: str) -> str:
+    """Where a client keeps how much it has sent to and read from a stream (encoded name).
+
+    Hidden, so that whoever reads the stream passes it over.
+    """
+    return f"{outbox_dir(stream)}/.counters~{incarnation}.json"
+
+
+def parse_counters_name(name: str) -> str | None:
+    """The incarnation of the client whose counters a file of a stream's folder holds."""
+    m = _COUNTERS_NAME.fullmatch(name)
+    return m["inc"] if m else None
 
 
 def temporary(path: str, unique: str) -> str:
