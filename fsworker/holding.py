@@ -156,10 +156,13 @@ class Holding:
         return True
 
     def bury(self, index: int, why: str) -> None:
-        """Keep a copy of the batch in `dead/`, with the reason."""
+        """Keep a copy of the batch in `dead/`, with the reason and all tasks given up so far."""
+        target = layout.dead_path(self.token.batch)
+        told = {"task": index, "why": why}
         try:
-            self.store.publish(layout.dead_path(self.token.batch), self.store.read(self.path))
-            self._reason(layout.dead_path(self.token.batch), {"task": index, "why": why})
+            tasks = [*self._given_up(target), told]
+            self.store.publish(target, self.store.read(self.path))
+            self._reason(target, {**told, "tasks": tasks})
         except OSError as error:
             log.error("cannot keep a copy of batch %s: %s", self.token.batch, error)
 
@@ -194,6 +197,14 @@ class Holding:
             self.failed("set aside", error)
             return False
         return True
+
+    def _given_up(self, target: str) -> list[Any]:
+        """The tasks of this batch that were given up before, by this owner or an earlier one."""
+        try:
+            tasks = json.loads(self.store.read(f"{target}.reason.json"))["tasks"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return []
+        return tasks if isinstance(tasks, list) else []
 
     def _reason(self, target: str, reason: dict[str, Any]) -> None:
         told = {"batch": self.token.batch, "host": self.owner.host, "from": self.path, **reason}
