@@ -2,8 +2,8 @@
 
 Commands are imported when they are called, because login nodes make every import slow and
 `ctl status` is called from scripts in a loop. To add a command, add `ctl/commands/<verb>.py` with
-one click command in it; nothing here changes. A command returns its exit code (None is 0) and
-raises FleetError for what a user can understand; all else ends in `main`.
+one click command or group in it; nothing here changes. A command returns its exit code (None is 0)
+and raises FleetError for what a user can understand; all else ends in `main`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 COMMANDS = os.path.join(os.path.dirname(__file__), "commands")
 INTERRUPTED, BROKEN_PIPE = 130, 141
-_SUMMARY = re.compile(r'@click\.command.*?\ndef .*?"""(.*?)(?:\n\s*\n|""")', re.DOTALL)
+_SUMMARY = re.compile(r'@click\.(?:command|group).*?\ndef .*?"""(.*?)(?:\n\s*\n|""")', re.DOTALL)
 
 
 class LazyGroup(click.Group):
@@ -78,6 +78,9 @@ def _summary(name: str) -> str:
 
 def _add_common(command: click.Command) -> None:
     """Give a command the options that are valid before it, so that their place is free."""
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            _add_common(below)
     taken = {flag for p in command.params for flag in p.opts}
     for option in _common_options():
         if not taken.intersection(option.opts):

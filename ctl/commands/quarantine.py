@@ -1,0 +1,71 @@
+"""`ctl quarantine`: files that are not what they claim to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ctl import render, roots, shelf, units
+from ctl.params import json_option, root_option
+from ctl.session import Session
+from fsworker.protocol import layout
+
+_HEAD = 256
+"""Bytes of a file that are shown."""
+_ROW = 16
+
+
+@click.group()
+def command() -> None:
+    """Show files that were set aside because they are damaged.
+
+    Whoever sent or waits for what was in them has been told. The files are kept as evidence, until
+    the run is cleaned up.
+    """
+
+
+@command.command("list")
+@root_option
+@json_option
+@click.pass_obj
+def list_(session: Session, root: str | None, as_json: bool) -> None:
+    """List the files, oldest first."""
+    run = roots.open_run(*roots.find_root(root, session.config))
+    found = shelf.items(run, layout.QUARANTINE)
+    if as_json:
+        render.document({"root": run.root, "quarantine": [item.fields() for item in found]})
+    elif found:
+        rows = [(units.human(i.age), i.name, i.text("host"), i.text("why")) for i in found]
+        render.table(("age", "file", "set aside by", "reason"), rows)
+    else:
+        session.say(f"nothing was set aside in {run.root}")
+
+
+@command.command("show")
+@click.argument("name")
+@root_option
+@json_option
+@click.pass_obj
+def show(session: Session, name: str, root: str | None, as_json: bool) -> None:
+    """Show why a file was set aside, and how it begins."""
+    run = roots.open_run(*roots.find_root(root, session.config))
+    (item,) = shelf.choose(run, layout.QUARANTINE, [name], False)
+    data = shelf.read(run, item)
+    fields: dict[str, Any] = {
+        **item.fields(),
+        "bytes": len(data),
+        "wrong": shelf.what_is_wrong(data, item.path) or None,
+        "head_hex": data[:_HEAD].hex(),
+    }
+    if as_json:
+        render.document(fields)
+        return
+    session.say(f"file {run.store.path(item.path)}, {len(data)} bytes")
+    session.say(f"batch {item.batch}, set aside by {item.text('host')}, was {item.text('from')}")
+    session.say(render.clean(f"reason: {item.text('why')}"))
+    session.say(f"now: {fields['wrong'] or 'it reads as a good data file'}")
+    for at in range(0, min(len(data), _HEAD), _ROW):
+        row = data[at : at + _ROW]
+        text = "".join(chr(c) if 32 <= c < 127 else "." for c in row)
+        session.say(f"  {at:04x}  {row.hex(' '):<{3 * _ROW}} {text}")
