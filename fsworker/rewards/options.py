@@ -12,8 +12,11 @@ from fsworker.errors import UsageError
 
 RAISE, DEFAULT = "raise", "default"
 
-RETRIED = (outcomes.TIMEOUT, outcomes.CRASHED, outcomes.WORKER_DIED)
-"""What is tried again unless told otherwise. A function that raises would raise again."""
+RETRIED = (outcomes.TIMEOUT, outcomes.CRASHED)
+"""What is tried again unless told otherwise.
+
+A function that raises would raise again; a call of which three workers died would kill three more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,8 @@ class Options:
     root: the run root.
     timeout: seconds that one call may take on its worker (waiting for a slot is not counted).
     max_retries: how often a failed call is sent again, if its status is in `retry_on`: `timeout`,
-        `crashed`, `worker died`; `error` is a function that raised, worth it where it asks others.
+        `crashed`; `error` is a function that raised, worth it where it asks others; `worker died`
+        costs up to three workers' lives each time.
     on_error: what follows when it fails for good: `raise` the TaskError, or `default` in its place.
         That nobody serves the run (NoWorkers), or not this function, is raised always.
     takes: the names that `fn` takes, where it cannot be imported or has `**kwargs`.

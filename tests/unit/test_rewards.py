@@ -126,7 +126,8 @@ def _error(status: str) -> TaskError:
     [
         (_error("timeout"), 0, {}, Next.RETRY),
         (_error("crashed"), 2, {}, Next.RETRY),
-        (_error("worker died"), 0, {}, Next.RETRY),
+        (_error("worker died"), 0, {}, Next.RAISE),
+        (_error("worker died"), 0, {"retry_on": ["worker died"]}, Next.RETRY),
         (_error("timeout"), 3, {}, Next.RAISE),
         (_error("timeout"), 3, {"on_error": "default"}, Next.DEFAULT),
         (_error("timeout"), 0, {"max_retries": 0}, Next.RAISE),
