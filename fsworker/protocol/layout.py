@@ -27,7 +27,7 @@ EVENTS = CTL + "/events.jsonl"
 WATCH_PID, WATCH_STOP, WATCH_LOG = CTL + "/watch.pid", CTL + "/watch.stop", CTL + "/watch.log"
 WATCH_LOCK = CTL + "/watch.lock"
 
-MAX_NAME = 200
+MAX_NAME = 160
 """Bytes that an encoded user name may take: what is left of 255 for the parts around it."""
 
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
