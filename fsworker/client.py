@@ -31,6 +31,7 @@ from typing import Any
 from fsworker.allowed import AllowedFunctions
 from fsworker.engine import Engine, Settings
 from fsworker.errors import NotRunning, UsageError
+from fsworker.futures import TaskFuture
 from fsworker.mapping import MapCall
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store, storage_error
@@ -119,7 +120,7 @@ class Client(Executor):
         """
         name = self._name(fn)
         engine = self._running()
-        future: Future[Any] = Future()
+        future = TaskFuture(self._settling)
         try:
             with self._packing:
                 record = self._packer.call(args, kwargs)
@@ -217,6 +218,7 @@ class Client(Executor):
         self._closed = False
         self._starting = threading.Lock()
         self._packing = threading.Lock()
+        self._settling = threading.Condition()
         self._packer = TaskPacker()
         _clients.add(self)
 

@@ -93,7 +93,7 @@ class Engine:
         """Queue a call; waits while too many are unanswered, except in a future's callback."""
         self._check()
         # A callback that waited in the reading thread would wait for itself.
-        waits = threading.current_thread() is not self._reader
+        waits = threading.get_ident() != self._reader.ident
         self._transit.admit(1, self._is_over if waits else None)
         self._check()
         self._queue.add_call(Call(fn, record, future))
