@@ -3,9 +3,10 @@
 A listing is a round trip and an inbox may hold thousands of names, so one listing is used up before
 the next is made. The home shard comes first, oldest work first; when it is empty, one foreign shard
 a look, newest work first, so that thieves and owners meet last. Workers that share a shard begin at
-different names. Looks are frequent after success and rare when idle: `HOME_IDLE` and
-`FOREIGN_IDLE` keep an idle worker within five calls a second on the root, heartbeat and stop intent
-included.
+different names. Shards that were adopted, since no host calls them home, take turns with the own
+one: what is sent there waits hardly longer, and an idle worker looks no more often. Looks are
+frequent after success and rare when idle: `HOME_IDLE` and `FOREIGN_IDLE` keep an idle worker within
+five calls a second on the root, heartbeat and stop intent included.
 """
 
 from __future__ import annotations
@@ -55,10 +56,14 @@ class Intake:
     def __init__(self, store: Store, manifest: Manifest, host: str, shard: int) -> None:
         self._store = store
         self._home = shard
-        self._foreign = [s for s in _rotated(manifest.shard_count, shard) if s != shard]
+        self._order = _rotated(manifest.shard_count, shard)
+        self._foreign = [s for s in self._order if s != shard]
+        self._homes = deque([shard])
         sharing = [w.host for w in manifest.workers if w.shard == shard]
-        self._sharers = max(len(sharing), 1)
-        self._rank = sharing.index(host) if host in sharing else 0
+        if host not in sharing:  # it joined later
+            sharing.append(host)
+        self._sharers = len(sharing)
+        self._rank = sharing.index(host)
         self._found: deque[Token] = deque()
         self._listed = 0.0
         self._lost = 0
@@ -76,12 +81,18 @@ class Intake:
         """When `next` may find something."""
         return 0.0 if self._found else min(self.home.due, self.foreign.due)
 
+    def adopt(self, shards: Iterable[int]) -> None:
+        """Treat these shards as the own one; those that were adopted before no longer."""
+        self._homes = deque([self._home, *shards])
+        self._foreign = [s for s in self._order if s not in self._homes]
+
     def next(self, now: float, *, steal: bool) -> Token | None:
         """The next batch to try, from the listing at hand or a new one if that is due."""
         if self._found and (self._lost >= LOST_RACES or now - self._listed > MAX_AGE):
             self._found.clear()
         if not self._found and now >= self.home.due:
-            self._look(self._home, now)
+            self._homes.rotate(-1)
+            self._look(self._homes[-1], now)
             if not self._found:
                 self.home.wait(now)
         if not self._found and steal and self._foreign and now >= self.foreign.due:
@@ -95,7 +106,7 @@ class Intake:
         """The candidate was tried; `won`: we have it."""
         self._found.popleft()
         self._lost = 0 if won else self._lost + 1
-        pause = self.home if token.shard == self._home else self.foreign
+        pause = self.home if token.shard in self._homes else self.foreign
         if won:
             pause.hurry(now)
         elif not self._found or self._lost >= LOST_RACES:
@@ -118,13 +129,12 @@ class Intake:
         self._trouble = False
         self._listed, self._lost = now, 0
         tokens = (layout.parse_inbox_name(shard, name) for name in names)
-        home = shard == self._home
         self._found.extend(
             arrange(
                 (t for t in tokens if t),
-                newest_first=not home,
+                newest_first=shard not in self._homes,
                 rank=self._rank,
-                sharers=self._sharers if home else 1,
+                sharers=self._sharers if shard == self._home else 1,
             )
         )
 

@@ -19,6 +19,7 @@ from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.records.run import HostIdentity, Manifest
 
 PID, WRAP_PID, IDENTITY, STOP = "pid", "wrap.pid", "identity.json", "stop"
+DRAIN = "drain"
 LOG, WRAP_LOG = "log", "wrap.log"
 
 _SMALL = 1 << 20
@@ -92,3 +93,18 @@ def stop_wanted(
     except FileNotFoundError:
         return False
     return layout.stop_covers(content.decode("utf-8", "replace"), launch)
+
+
+def drain_patience(store: Store, host: str, launch: int) -> float | None:
+    """Seconds that this launch may take to finish what runs when it is stopped; None: not said.
+
+    The file holds the launch and the seconds: what was said of an earlier launch is void.
+    """
+    path = layout.host_file(host, DRAIN)
+    if os.path.basename(path) not in store.scan(layout.CTL):
+        return None
+    try:
+        told, seconds = store.read(path, _SMALL).decode().split()
+        return float(seconds) if int(told) == launch else None
+    except (FileNotFoundError, ValueError):
+        return None

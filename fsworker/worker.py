@@ -25,6 +25,7 @@ from fsworker.errors import Busy, FleetError, Refused
 from fsworker.executors import Executor, Setting
 from fsworker.heartbeat import BEAT_EVERY, Pulse
 from fsworker.intake import Intake
+from fsworker.neighbours import Neighbours
 from fsworker.protocol import layout, ledger
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import Owner
@@ -122,6 +123,7 @@ class Worker:
             self._pulse.counters,
         )
         self._cancelling = Cancelling(self._store, self._executor)
+        self._neighbours = Neighbours(self._store, options.host, self._intake)
 
     def _refuse(self, error: FleetError) -> None:
         """Say in the heartbeat why this worker does not run, for whoever waits for it."""
@@ -165,6 +167,8 @@ class Worker:
                 self._custody.note(now, self._executor.step(now))
         except Expelled:
             self._renew()
+        if self._taking():
+            self._neighbours.turn(now, idle=self._custody.quiet)
         if not self._served and self._executor.ready and self._reclaimed(now):
             self._served = True
             self._due["beat"] = now
@@ -229,7 +233,7 @@ class Worker:
     def _on_signal(self, signum: int) -> None:
         self._ends += 1
         log.info("%s", signal.Signals(signum).name)
-        self._drain(0.0 if self._ends > 1 else self._options.grace)
+        self._drain(0.0 if self._ends > 1 else self._grace())
 
     def _on_wrapper_gone(self) -> None:
         log.warning("the wrapper is gone")
@@ -243,6 +247,16 @@ class Worker:
             self._custody.give_back(everything=grace <= 0)
         self._deadline = min(self._deadline, deadline)
 
+    def _grace(self) -> float:
+        """Seconds that what runs may take: as many as a drain was given, else our own."""
+        options = self._options
+        try:
+            told = lifefiles.drain_patience(self._store, options.host, options.launch)
+        except OSError as error:
+            log.warning("cannot look for the patience of a drain: %s", error)
+            return options.grace
+        return options.grace if told is None else told
+
     def _poll_stop(self) -> None:
         try:
             wanted = lifefiles.stop_wanted(self._store, self._options.host, self._options.launch)
@@ -251,7 +265,7 @@ class Worker:
             return
         if wanted and self._deadline is None:
             log.info("stop intent")
-            self._drain(self._options.grace)
+            self._drain(self._grace())
 
     def _close(self) -> None:
         """Give back what is left, end the slots, and say so."""
