@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fsworker.protocol import layout
 from fsworker.protocol.records import coding
 
 
@@ -35,8 +34,8 @@ class CancelRequest:
 
     def covers(self, batch: str) -> bool:
         """Whether anything of a batch is meant."""
-        client, _, _ = batch.rpartition("-")
-        return batch == self.batch or layout.seq_of(batch) <= self.upto.get(client, -1)
+        client, _, seq = batch.rpartition("-")
+        return batch == self.batch or int(seq) <= self.upto.get(client, -1)
 
     def indexes(self, batch: str, count: int) -> Sequence[int]:
         """Which of the `count` tasks of a batch are meant."""

@@ -1,0 +1,168 @@
+"""`ctl restart --rolling`: every worker anew, a few at a time, and the run is served throughout."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import click
+
+from ctl import beats, bringup, draining, launching, locks, render, roots, rundir
+from ctl.commands.drain import allow
+from ctl.commands.restart_host import complain
+from ctl.commands.scale import publish
+from ctl.draining import Drain
+from ctl.launchers.base import Launcher
+from ctl.params import COUNT, DURATION, POSITIVE, json_option, root_option
+from ctl.session import Session
+from fsworker.errors import FleetError, Refused, UsageError
+from fsworker.protocol import layout
+from fsworker.protocol.records.run import LaunchMeta
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How to restart; times in seconds. `ready` None: the run's own."""
+
+    patience: float
+    ready: float | None
+    width: int
+
+
+@click.command()
+@root_option
+@click.option("--rolling", is_flag=True, help="One after the other; there is no other way.")
+@click.option("--batch", type=COUNT, default=1, show_default=True, help="Hosts at once.")
+@click.option(
+    "--timeout",
+    type=DURATION,
+    default=600.0,
+    show_default="10m",
+    help="What running tasks get; then they are given back to run elsewhere.",
+)
+@click.option("--ready-timeout", type=POSITIVE, help="Time to be ready [default: the run's].")
+@json_option
+@click.pass_obj
+def command(
+    session: Session,
+    root: str | None,
+    rolling: bool,
+    batch: int,
+    timeout: float,
+    ready_timeout: float | None,
+    as_json: bool,
+) -> int:
+    """Restart all workers of a run, one host after the other, without a gap.
+
+    For new code of the functions: each worker finishes what runs, gives back the rest, and the next
+    host follows when it is ready again. Ends at the first failure; the hosts after it go on as they
+    are. Hosts that were drained stay down.
+    """
+    if not rolling:
+        raise UsageError(
+            "give --rolling, which restarts one host after the other; "
+            "for one host there is ctl restart-host"
+        )
+    run = roots.open_run(*roots.find_root(root, session.config))
+    todo, down = _hosts(run)
+    allow(session, run, todo)
+    for host in down:
+        session.note(f"host {host} is stopped on purpose and stays down")
+    manner = Manner(timeout, ready_timeout, session.config.get("width"))
+    done: list[str] = []
+    with launching.opened(run.need_meta()) as launcher:
+        for at in range(0, len(todo), batch):
+            part = todo[at : at + batch]
+            try:
+                _restart(session, run, part, launcher, manner)
+            except (FleetError, OSError) as error:
+                raise _ended(error, part, done, todo[at + batch :]) from error
+            done += part
+    if as_json:
+        render.document({"root": run.root, "restarted": done, "down": down, "ok": True})
+    else:
+        session.say(f"restarted {len(done)} hosts")
+    return 0
+
+
+def _hosts(run: roots.Run) -> tuple[list[str], list[str]]:
+    """(the hosts to restart, those that are down on purpose)."""
+    down = draining.kept_down(run)
+    todo = [h for h in run.hosts if h not in down]
+    if not todo:
+        raise Refused("every host of the run is stopped on purpose: start it with ctl start")
+    return todo, down
+
+
+def _ended(
+    error: Exception, part: Sequence[str], done: Sequence[str], rest: Sequence[str]
+) -> FleetError:
+    """The failure, and who runs what after it."""
+    text = f"the restart ends at {', '.join(part)}: {render.clean(error)}; "
+    text += f"restarted before: {', '.join(done) or 'none'}; "
+    text += f"not touched: {', '.join(rest) or 'none'}"
+    kind = type(error) if isinstance(error, FleetError) else FleetError
+    return kind(text, host=part[0])
+
+
+def _restart(
+    session: Session, run: roots.Run, hosts: list[str], launcher: Launcher, manner: Manner
+) -> None:
+    """Restart these hosts while others serve."""
+    store = run.store
+    with locks.verb_lock(store, "restart"):
+        before = roots.open_run(run.root).need_meta()
+        _await_others(session, run, before, hosts, manner.ready)
+        # The number first: a watcher then sees hosts that start, and leaves them alone.
+        launches = {host: before.launches.get(host, 0) + 1 for host in hosts}
+        meta = replace(before, launches={**before.launches, **launches})
+        publish(store, meta)
+        drain = Drain(store, before, hosts, manner.patience, manner.width)
+        draining.announce(drain)
+        report = draining.finish(drain, launcher)
+        if report.failed:
+            locks.record(store, "restart", event="restart failed", hosts=hosts)
+            raise Refused("; ".join(report.problems), host=report.failed[0])
+        rundir.clear_intents(store, hosts, watcher=False)
+        crew = bringup.Crew(store, meta, hosts, launcher, manner.width, session.say, complain)
+        try:
+            bringup.bring_up(crew, manner.ready or meta.ready_timeout)
+        except BaseException:
+            # Stopped for now, not for good: a watcher may try again.
+            rundir.clear_intents(store, hosts, watcher=False)
+            locks.record(store, "restart", event="restart failed", hosts=hosts)
+            raise
+        locks.record(store, "restart", event="restarted", hosts=hosts, launches=launches)
+
+
+def _await_others(
+    session: Session,
+    run: roots.Run,
+    meta: LaunchMeta,
+    hosts: Sequence[str],
+    patience: float | None,
+) -> None:
+    """Wait until somebody else serves the run. Refused if nobody does: there would be a gap."""
+    others = [worker.host for worker in meta.workers if worker.host not in hosts]
+    if not others:
+        session.note("no other host is in the run: it is not served while these restart")
+        return
+    end = time.monotonic() + (meta.ready_timeout if patience is None else patience)
+    while not _some_ready(run, meta, others):
+        if time.monotonic() >= end:
+            raise Refused(
+                "no other host is ready, so nobody would serve the run meanwhile: "
+                "see ctl status, or use ctl restart-host"
+            )
+        time.sleep(bringup.POLL)
+
+
+def _some_ready(run: roots.Run, meta: LaunchMeta, hosts: Sequence[str]) -> bool:
+    names = run.store.scan(layout.STATUS)
+    fresh = set(beats.beating(run.store, meta.heartbeat_stale))
+    for host in fresh.intersection(hosts):
+        beat = beats.read_beat(run.store, host, names)[0]
+        if beat and beat.ready and not beat.draining and not beat.refused:
+            return True
+    return False

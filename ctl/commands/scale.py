@@ -1,0 +1,139 @@
+"""`ctl scale`: hosts into a live run, and out of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import click
+
+from ctl import bringup, draining, launching, locks, render, roots, rundir, scaling
+from ctl.commands.drain import allow, tell
+from ctl.commands.restart_host import complain
+from ctl.draining import Drain
+from ctl.hosts import names_of
+from ctl.params import COUNT, DURATION, POSITIVE, json_option, root_option
+from ctl.scaling import Scale
+from ctl.session import Session
+from ctl.stopping import Report, as_error
+from fsworker.errors import UsageError
+from fsworker.protocol import layout
+from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.records.run import LaunchMeta
+
+
+@click.command()
+@root_option
+@click.option("--hosts", metavar="SET", help="The hosts that the run is to have, all of them.")
+@click.option("--add", multiple=True, metavar="HOST[:SHARD]", help="Hosts that join.")
+@click.option("--remove", multiple=True, metavar="HOST", help="Hosts that leave.")
+@click.option("--concurrency", type=COUNT, help="Slots of new workers [default: as the others].")
+@click.option("--ready-timeout", type=POSITIVE, help="Time to be ready [default: the run's].")
+@click.option(
+    "--timeout",
+    type=DURATION,
+    default=600.0,
+    show_default="10m",
+    help="What tasks get that run on hosts that leave.",
+)
+@click.option("--force", is_flag=True, help="Let hosts go that are not proven stopped.")
+@json_option
+@click.pass_obj
+def command(
+    session: Session,
+    root: str | None,
+    hosts: str | None,
+    add: tuple[str, ...],
+    remove: tuple[str, ...],
+    concurrency: int | None,
+    ready_timeout: float | None,
+    timeout: float,
+    force: bool,
+    as_json: bool,
+) -> int:
+    """Add hosts to a live run, and remove hosts from it.
+
+    Those that join are started first, and if one fails, none joins. Those that leave are drained.
+    The number of shards stays; what nobody calls home any more is served by the others. A host
+    that leaves and cannot be proven stopped stays in the run, down, unless --force is given.
+    """
+    if bool(hosts) == bool(add or remove):
+        raise UsageError("scale takes either --hosts, or --add and --remove: ctl scale --help")
+    run = roots.open_run(*roots.find_root(root, session.config))
+    with locks.verb_lock(run.store, "scale"):
+        run = roots.open_run(run.root)
+        change = scaling.plan(
+            run.need_meta(),
+            draining.kept_down(run),
+            exactly=[_spelled(session, run, name) for name in names_of(hosts)] if hosts else None,
+            add={_spelled(session, run, h): s for h, s in scaling.parse_additions(add).items()},
+            remove=[name for text in remove for name in names_of(text, "--remove")],
+            concurrency=concurrency,
+        )
+        if not force:
+            allow(session, run, change.leaving)
+        if change.joining:
+            _join(session, run, change, ready_timeout)
+        drain = Drain(run.store, change.meta, change.leaving, timeout, session.config.get("width"))
+        draining.announce(drain)
+    report = _leave(session, drain, force) if change.leaving else Report()
+    if as_json:
+        code = int(bool(report.failed))
+        fields = {"joined": change.joining, "left": report.stopped, "failed": report.failed}
+        render.document({"root": run.root, **fields, "exit_code": code})
+        return code
+    tell(session, report)
+    if not change.joining and not change.leaving:
+        session.say("nothing to change")
+    if report.failed:
+        raise as_error(report, len(change.leaving))
+    return 0
+
+
+def _spelled(session: Session, run: roots.Run, name: str) -> str:
+    """The name under which a host is allowed, if any list says so. Refused when it is not."""
+    if run.need_meta().launcher == "local" and not len(session.allowed):
+        return name
+    return session.allowed.check(name).name
+
+
+def _join(session: Session, run: roots.Run, change: Scale, ready_timeout: float | None) -> None:
+    """Start those that join; on any failure the run has the hosts that it had before."""
+    before, store, meta = run.need_meta(), run.store, change.meta
+    publish(store, meta)
+    rundir.clear_intents(store, change.joining, watcher=False)
+    with launching.opened(meta) as launcher:
+        width = session.config.get("width")
+        crew = bringup.Crew(store, meta, change.joining, launcher, width, session.say, complain)
+        try:
+            bringup.bring_up(crew, ready_timeout or meta.ready_timeout)
+        except BaseException as error:
+            # The numbers stay used: a launch number means one start only.
+            publish(store, replace(before, launches=meta.launches))
+            locks.record(store, "scale", event="scale failed", reason=str(error))
+            raise
+    locks.record(store, "scale", event="joined", hosts=change.joining)
+
+
+def _leave(session: Session, drain: Drain, force: bool) -> Report:
+    """Drain those that leave, and let those go that are proven stopped."""
+    store = drain.store
+    with launching.opened(drain.meta) as launcher:
+        report = draining.finish(drain, launcher)
+    gone = [*report.stopped, *report.failed] if force else report.stopped
+    with locks.verb_lock(store, "scale"):
+        meta = roots.open_run(store.root).need_meta()
+        # Not one that somebody started anew meanwhile.
+        same = {h for h in gone if meta.launches.get(h) == drain.meta.launches.get(h)}
+        publish(store, scaling.without(meta, same))
+        for host in same.intersection(report.stopped):
+            draining.forget_host(store, host)
+        locks.record(store, "scale", event="left", hosts=sorted(same), failed=report.failed)
+    return report
+
+
+def publish(store: Store, meta: LaunchMeta) -> None:
+    """Write what the run is to have."""
+    try:
+        store.publish(layout.LAUNCH_META, meta.to_json())
+    except OSError as error:
+        raise storage_error(error, "write", store.path(layout.LAUNCH_META)) from None
