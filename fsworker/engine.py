@@ -236,6 +236,7 @@ class Engine:
                 receiver.fail(lost(delivered.lost))
                 return
             self._sending.sizer.learn(receiver.count, delivered.meta.get("elapsed"))
+            self._sending.heard(delivered.meta.get("host"))
             receiver.take(delivered.rows)
             receivers.close(receiver)
 

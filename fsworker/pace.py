@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FIRST, FACTOR = 0.001, 1.5
+FIRST, FACTOR = 0.001, 1.25
 SOON, LATER = 0.05, 0.25
 """Longest pauses in seconds: in the first `PATIENT` seconds of waiting, and after."""
 

@@ -1,7 +1,8 @@
 """From the queue of a client to the inboxes of its run: who gets the next batch, and how many.
 
 Batches go round the shards in turn, a shard as often as workers call it home, from a random start,
-so that many clients do not all begin at the same worker.
+so that many clients do not all begin at the same worker. A batch that goes alone goes to the worker
+that answered last, which is awake.
 """
 
 from __future__ import annotations
@@ -58,12 +59,18 @@ class Sending:
         self._submitter = Submitter(store, incarnation)
         self._numbers = itertools.count()
         self._next_shard = int(incarnation, 16) % len(self.shards)
+        self._homes = {w.host: w.shard for w in manifest.workers}
+        self._awake: int | None = None
         self._opened = False
 
     def room(self) -> int:
         """How many tasks may follow those that are on their way."""
         batches = self.sizer.choose(None) * len(self.shards)
         return AHEAD * max(self._slots, batches) - self._transit.on_their_way
+
+    def heard(self, host: object) -> None:
+        """A worker answered: for a moment it looks for work more often than those that rest."""
+        self._awake = self._homes.get(host) if isinstance(host, str) else None
 
     def send(self) -> bool:
         """Send what fits, or fail what cannot be sent; whether a batch was submitted."""
@@ -90,8 +97,7 @@ class Sending:
 
     def _send_batch(self, outgoing: Outgoing) -> int | None:
         """Submit one batch; its shard, or None when its tasks were failed instead."""
-        shard = self.shards[self._next_shard]
-        self._next_shard = (self._next_shard + 1) % len(self.shards)
+        shard = self._choose()
         token = Token(f"{self._encoded}-{self._incarnation}-{next(self._numbers)}", shard)
         # Known before it is submitted: its results may be there before `enqueue` returns.
         self._transit.register(token.batch, outgoing.receiver)
@@ -105,6 +111,12 @@ class Sending:
             self._transit.finish(token.batch, lambda receiver: receiver.fail(failure))
             return None
         return shard
+
+    def _choose(self) -> int:
+        if self._awake is not None and not self._transit.on_their_way:
+            return self._awake
+        self._next_shard = (self._next_shard + 1) % len(self.shards)
+        return self.shards[self._next_shard]
 
     def _encode(self, outgoing: Outgoing) -> bytes:
         meta = {

@@ -327,6 +327,22 @@ def test_batches_go_round_the_shards(root: Path) -> None:
         assert [f.result(10) for f in futures] == list(range(8))
 
 
+def test_what_goes_alone_goes_to_the_worker_that_answered_last(root: Path) -> None:
+    worker = SmallWorker(root, FUNCTIONS)
+    shards = []
+    with Client(root) as client:
+        for i, host in enumerate(["h1", "h1", "h0", "h0", "unknown"]):
+            future = client.submit(FIRST, i)
+            wait_until(worker.pending)
+            (token,) = worker.pending()
+            mine, batch = worker.claim(token)
+            worker.write(mine, worker.execute(mine, batch), host=host)
+            worker.commit(mine)
+            assert future.result(10) == i
+            shards.append(token.shard)
+    assert shards[1:] == [1, 1, 0, 0]
+
+
 def test_only_shards_that_somebody_serves_are_used(root: Path) -> None:
     (root / layout.inbox_dir(2)).mkdir()
     manifest = root / layout.MANIFEST
