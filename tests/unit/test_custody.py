@@ -29,7 +29,8 @@ CLAIMED = Token(layout.batch_id("s", "c" * 12, 0), 0, 1, 0)
 class Idle:
     """An executor that executes nothing; the test puts the results in."""
 
-    ready, refused = True, None
+    ready = True
+    refused: str | None = None
 
     def __init__(self) -> None:
         self.works: list[Work] = []

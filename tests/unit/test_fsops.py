@@ -167,7 +167,7 @@ def test_a_stale_handle_is_opened_again(
     store: Store, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     store.put("x", b"1")
-    monkeypatch.setattr(fsops.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     monkeypatch.setattr(os, call, failing(getattr(os, call), 3, errno.ESTALE))
     assert (store.scan("") if call == "listdir" else store.read("x")) in (["x"], b"1")
     assert sum(store.calls.values()) == 1 + 4, "each attempt is a call"
@@ -176,7 +176,7 @@ def test_a_stale_handle_is_opened_again(
 def test_a_handle_that_stays_stale_is_an_error_in_the_end(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fsops.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     monkeypatch.setattr(os, "listdir", failing(os.listdir, 99, errno.ESTALE))
     with pytest.raises(OSError, match="Stale") as caught:
         store.scan("")

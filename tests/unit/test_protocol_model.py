@@ -19,7 +19,7 @@ from tests.model.scenario import Bounds, Scenario
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(1200)]
 
-SCENARIOS = (
+SCENARIOS: tuple[tuple[Scenario, int], ...] = (
     (Scenario("two batches are sent, faults", Bounds(faults=1)), 14_000),
     (
         Scenario("two batches are sent, a live owner is reclaimed", Bounds(reclaims=1), capacity=1),
