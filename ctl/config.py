@@ -77,6 +77,7 @@ SETTINGS: dict[str, Known] = {
     "launcher": Known(_text, "ssh", help="how hosts are reached: ssh or local"),
     "launcher_options": Known(dict, {}, help="further options of the launcher"),
     "fn": Known(_texts, (DEFAULT_FUNCTION,), help="functions that the workers serve"),
+    "allow": Known(_texts, (), help="patterns of functions that tasks may call besides"),
     "concurrency": Known(units.count, 48, help="slots of a worker"),
     "python": Known(_text, help="interpreter of the workers"),
     "venv": Known(_text, path=True, help="virtual environment of the workers"),

@@ -20,7 +20,7 @@ from ctl.hosts import Allowed
 from ctl.launchers import LAUNCHERS
 from ctl.roots import Run
 from ctl.workers import choose_workers, count_shards
-from fsworker import errors
+from fsworker import errors, patterns
 from fsworker.errors import Refused, UsageError
 from fsworker.protocol.records.run import LaunchMeta, Manifest
 
@@ -36,6 +36,7 @@ class Wish:
     hosts: str | None = None
     shard_count: int | None = None
     functions: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
     experiment: str | None = None
     trial: str | None = None
     env: tuple[tuple[str, str], ...] = ()
@@ -83,6 +84,7 @@ def make(
         shard_count=shard_count,
         workers=workers,
         functions=functions,
+        allow=patterns.checked(wish.allow or config.get("allow")),
         experiment_name=wish.experiment,
         trial_name=wish.trial,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -201,7 +201,7 @@ class Client(Executor):
         engine = self._engine
         if engine is None:
             with self._starting:
-                if self._closed:
+                if self._closed or _ended.is_set():
                     raise RuntimeError("cannot schedule new futures after shutdown")
                 if self._engine is None:
                     self._engine = Engine(self._store, self._manifest, self._settings)
@@ -268,11 +268,13 @@ def _forked() -> None:
 
 def _at_exit() -> None:
     """Send what was submitted: threads end with the process, and futures with them."""
+    _ended.set()
     for engine in list(_engines):
         engine.flush(AT_EXIT)
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_ended = threading.Event()
 os.register_at_fork(after_in_child=_forked)
 atexit.register(_at_exit)

@@ -31,6 +31,8 @@ class Setting:
     slot_start: str = "fork"
     env: Mapping[str, str] = field(default_factory=dict)
     inherits: bool = False
+    allow: tuple[str, ...] = ()
+    """Patterns of functions that tasks may call besides."""
 
 
 class Executor(Protocol):

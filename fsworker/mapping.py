@@ -68,7 +68,7 @@ class MapCall:
                 strip = self._strips[0]
                 yield from self._values(strip)
                 self._strips.popleft()
-                self._ahead -= len(strip.values)
+                self._ahead -= strip.count
                 self.feed()
         finally:
             for strip in self._strips:
@@ -78,15 +78,17 @@ class MapCall:
     def _values(self, strip: Strip) -> Iterator[Any]:
         values = strip.values
         if strip.complete and strip.flawless:
-            yield from values
+            # Backwards, and each taken out: what the caller has had is the caller's alone.
+            values.reverse()
+            while values:
+                yield values.pop()
             return
         for place in range(len(values)):
             if values[place] is PENDING:
                 self._wait(strip, place)
-            value = values[place]
-            if type(value) is Failed:
-                raise value.error
-            yield value
+            if type(values[place]) is Failed:
+                raise values[place].error
+            yield _taken(values, place)
 
     def _wait(self, strip: Strip, place: int) -> None:
         """Wait until the value is there. TimeoutError when the whole call took too long."""
@@ -117,3 +119,8 @@ class MapCall:
                 strip.put(place, Failed(error))
             else:
                 strip.places.append(place)
+
+
+def _taken(values: list[Any], place: int) -> Any:
+    value, values[place] = values[place], None
+    return value

@@ -108,6 +108,7 @@ class Strip:
 
     def __init__(self, fn: str, count: int, size: int | None = None) -> None:
         self.fn = fn
+        self.count = count
         self.size = size
         self.records: list[bytes] = []
         self.places: list[int] | None = None

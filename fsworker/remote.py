@@ -1,11 +1,14 @@
 """What a caller gets for a task that has no value: the remote failure as an exception.
 
 Each way to fail that calls for its own reaction has its own class, so that callers decide by type
-and never by text. The words of a result's status stay in `outcomes`; here they become exceptions.
+and never by text. What the function raised is a TaskError, and also an instance of the built-in
+exception of the same name, so that `except ValueError` catches what it would catch at home. The
+words of a result's status stay in `outcomes`; here they become exceptions.
 """
 
 from __future__ import annotations
 
+import builtins
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -34,6 +37,27 @@ class TaskError(FleetError):
         self.type = type
         self.remote_message = remote_message
         self.traceback = traceback
+        if traceback:
+            self.__cause__ = RemoteTraceback(traceback)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = {
+            "short": str(self),
+            "type": self.type,
+            "message": self.remote_message,
+            "traceback": self.traceback,
+        }
+        return (task_error, (self.status, fields))
+
+
+class RemoteTraceback(Exception):
+    """The cause of a TaskError: the traceback on the worker, so that it is printed with ours."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
 
 
 class TaskTimeout(TaskError):
@@ -56,6 +80,24 @@ class NotSent(UsageError):
     """A task that cannot be packed, or is too large; nobody has seen it but its client."""
 
 
+_NOT_CAUGHT_BY_TYPE = (StopIteration, StopAsyncIteration, BaseExceptionGroup, UnicodeError)
+"""Those end generators when they pass through one, or cannot be made from a sentence."""
+
+
+def _raised_classes() -> dict[str, type[TaskError]]:
+    """A TaskError for each built-in exception; all look like TaskError to whoever reads them."""
+    found: dict[str, type[TaskError]] = {}
+    space = {"__module__": TaskError.__module__, "__doc__": TaskError.__doc__}
+    for name, kind in vars(builtins).items():
+        if not isinstance(kind, type) or not issubclass(kind, Exception) or kind is Exception:
+            continue
+        if not issubclass(kind, (*_NOT_CAUGHT_BY_TYPE, Warning)):
+            found[name] = type(TaskError.__name__, (TaskError, kind), space)
+    return found
+
+
+_RAISED = _raised_classes()
+
 _CLASSES: dict[str, type[TaskError]] = {
     outcomes.TIMEOUT: TaskTimeout,
     outcomes.CRASHED: TaskCrashed,
@@ -69,7 +111,8 @@ def task_error(status: str, value: Any) -> TaskError:
     fields = value if isinstance(value, dict) else {"message": repr(value)}
     kind, text = str(fields.get("type", status)), str(fields.get("message", ""))
     sentence = str(fields.get("short") or f"{kind}: {text}".rstrip(": "))
-    return _CLASSES.get(status, TaskError)(
+    known = _RAISED.get(kind) if status == outcomes.ERROR else _CLASSES.get(status)
+    return (known or TaskError)(
         sentence,
         status=str(status),
         type=kind,

@@ -21,7 +21,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from types import CoroutineType
 from typing import Any
 
@@ -29,6 +28,7 @@ from fsworker import functions, outcomes, slot_wire
 from fsworker.errors import FleetError
 from fsworker.functions import Function
 from fsworker.protocol import packing
+from fsworker.serving import Served
 from fsworker.slot_env import Variable
 from fsworker.slot_memory import IDLE, Region, pack_entry
 from fsworker.slot_tasks import limit_of, parse_task, read_ahead
@@ -73,10 +73,10 @@ def become_slot(parent: int) -> None:
 class Slot:
     """Executes ranges of tasks until the worker is gone."""
 
-    def __init__(self, sock: socket.socket, region: Region, known: Mapping[str, Function]) -> None:
+    def __init__(self, sock: socket.socket, region: Region, served: Served) -> None:
         self._sock = sock
         self._region = region
-        self._functions = known
+        self._functions = served
         self._pid = os.getpid()
         self._flushed = time.monotonic()
         self._task_id = Variable("FLEET_TASK_ID")
@@ -98,7 +98,7 @@ class Slot:
         attempt = str(work.meta.get("attempt", ""))
         if attempt != self._attempt:
             os.environ["FLEET_ATTEMPT"] = self._attempt = attempt
-        function = self._functions.get(functions.canonical(work.meta["fn"]))
+        function = self._functions.get(work.meta["fn"])
         self._flushed = now = time.monotonic()
         self._region.open(work.number)
         self._task_id.renew()
@@ -128,7 +128,8 @@ class Slot:
             if options and "timeout" in options:
                 self._region.begin(index, started, limit_of(options["timeout"]))
             if function is None:
-                status, value = outcomes.REFUSED, _not_listed(work.meta["fn"])
+                why = self._functions.why(work.meta["fn"])
+                status, value = outcomes.REFUSED, outcomes.cause("Refused", why)
             else:
                 label = f"{work.meta['batch']}:{index}" if task_id is None else str(task_id)
                 self._task_id.set(label)
@@ -230,10 +231,6 @@ def _record(index: int, task_id: Any, status: str, value: Any, elapsed: float) -
     return outcomes.INVALID, outcomes.record(index, task_id, outcomes.INVALID, why, elapsed)
 
 
-def _not_listed(name: str) -> dict[str, str]:
-    return outcomes.cause("Refused", f"function {name!r} is not one that the run's manifest names")
-
-
 def main() -> None:
     """A spawned slot: `python -m fsworker.slot_main '<json>'`, started by the zygote."""
     request = json.loads(sys.argv[1])
@@ -243,12 +240,12 @@ def main() -> None:
     os.close(request["memory"])
     os.set_inheritable(sock.fileno(), False)
     try:
-        known = functions.load(request["functions"])
+        served = Served(functions.load(request["functions"]), request["allow"])
     except FleetError as error:
         sock.sendall(slot_wire.pack_frame(slot_wire.FAILED, 0, str(error).encode()))
         return
     sock.setblocking(True)
-    Slot(sock, Region(memory, request["slot"]), known).serve()
+    Slot(sock, Region(memory, request["slot"]), served).serve()
 
 
 if __name__ == "__main__":

@@ -68,8 +68,10 @@ class SlotPool:
         env: Mapping[str, str] | None = None,
         inherits: bool = False,
         spared: Callable[[], set[int]] = set,
+        allow: Sequence[str] = (),
     ) -> None:
         self._names, self._listener, self._selector = names, listener, selector
+        self._allow = allow
         self._start, self._env = start, dict(env or {})
         self._inherits, self._spared = inherits, spared
         self._memory_fd, memory = slot_memory.create(count)
@@ -131,7 +133,7 @@ class SlotPool:
 
     def _start_zygote(self) -> None:
         self._loaded = False
-        self._link = ZygoteLink(self._names, self._start, self._memory_fd, self._env)
+        self._link = ZygoteLink(self._names, self._start, self._memory_fd, self._env, self._allow)
         self._selector.register(self._link, selectors.EVENT_READ, self._hear)
 
     def _hear(self, _: int) -> None:

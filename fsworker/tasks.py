@@ -49,6 +49,7 @@ class TaskExecutor:
             start=setting.slot_start,
             env=setting.env,
             inherits=setting.inherits,
+            allow=setting.allow,
         )
 
     @property

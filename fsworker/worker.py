@@ -111,6 +111,7 @@ class Worker:
             manifest.task_timeout,
             manifest.slot_start,
             inherits=True,
+            allow=manifest.allow,
         )
         self._executor: Executor = executors.open_executor(executors.TASKS, setting, self._selector)
         self._intake = Intake(self._store, manifest, options.host, options.shard)

@@ -37,6 +37,7 @@ from typing import Any
 from fsworker import functions, slot_main
 from fsworker.errors import FleetError
 from fsworker.functions import Function
+from fsworker.serving import Served
 from fsworker.slot_memory import Region
 
 MESSAGE = 64 * 1024
@@ -81,6 +82,7 @@ class Zygote:
         self._memory_fd = memory_fd
         self._memory = mmap.mmap(memory_fd, 0)
         self._functions: list[str] = request["functions"]
+        self._allow: list[str] = request["allow"]
         self._forks: bool = request["start"] == "fork"
         self._known: dict[str, Function] = {}
         self._slots: dict[int, int] = {}
@@ -174,7 +176,8 @@ class Zygote:
             _reseed()
             sock = socket.socket(fileno=os.dup(fd))
             os.close(fd)
-            slot_main.Slot(sock, Region(self._memory, slot), self._known).serve()
+            served = Served(self._known, self._allow)
+            slot_main.Slot(sock, Region(self._memory, slot), served).serve()
             code = 0
         except BaseException:  # never back into the zygote's own code
             sys.excepthook(*sys.exc_info())
@@ -188,6 +191,7 @@ class Zygote:
             "memory": self._memory_fd,
             "slot": slot,
             "functions": self._functions,
+            "allow": self._allow,
         }
         argv = [sys.executable, "-m", "fsworker.slot_main", json.dumps(request)]
         child = subprocess.Popen(

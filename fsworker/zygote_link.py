@@ -40,7 +40,12 @@ class ZygoteLink:
     """One zygote process, from its start to its end."""
 
     def __init__(
-        self, names: Sequence[str], start: str, memory_fd: int, env: Mapping[str, str]
+        self,
+        names: Sequence[str],
+        start: str,
+        memory_fd: int,
+        env: Mapping[str, str],
+        allow: Sequence[str] = (),
     ) -> None:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.setblocking(False)
@@ -48,6 +53,7 @@ class ZygoteLink:
             "control": theirs.fileno(),
             "memory": memory_fd,
             "functions": list(names),
+            "allow": list(allow),
             "start": start,
             "parent": os.getpid(),
         }

@@ -41,6 +41,12 @@ from fsworker.errors import FleetError, NotRunning, Refused, UsageError
     help="Function that the workers serve; may be given several times.",
 )
 @click.option(
+    "--allow",
+    multiple=True,
+    metavar="PATTERN",
+    help="Functions that tasks may call besides, as 'package.*'; may be given several times.",
+)
+@click.option(
     "--workers-json", metavar="JSON|FILE", help='[{"host": …, "shard": …, "concurrency": …}, …]'
 )
 @click.option("--hosts", metavar="SET", help="Hosts, as in node[01-16,20] [default: all allowed].")
@@ -124,6 +130,7 @@ def make_plan(session: Session, options: dict[str, Any]) -> Plan:
         hosts=options["hosts"],
         shard_count=options["shard_count"],
         functions=options["fn"],
+        allow=options["allow"],
         experiment=options["experiment"],
         trial=options["trial"],
         env=options["env"],

@@ -24,9 +24,16 @@ class Fleet:
     """A run root and its workers, one for each shard, ended with `spawned`."""
 
     def __init__(
-        self, path: Path, spawned: Spawned, functions: Sequence[str] = (NOTE, MISBEHAVE)
+        self,
+        path: Path,
+        spawned: Spawned,
+        functions: Sequence[str] = (NOTE, MISBEHAVE),
+        *,
+        allow: Sequence[str] = (),
+        pythonpath: str | None = None,
     ) -> None:
-        self.root = make_run(path, functions)
+        self.root = make_run(path, functions, allow=allow)
+        self._env = {"PYTHONPATH": pythonpath} if pythonpath else None
         self.store = Store(self.root)
         self.workers: dict[str, Popen[bytes]] = {}
         self._spawned = spawned
@@ -37,7 +44,7 @@ class Fleet:
             argv = [sys.executable, "-m", "fsworker", "run", "--root", str(self.root)]
             argv += ["--host", host, "--shard", host.removeprefix("h"), "--concurrency", "2"]
             argv += ["--log-level", "WARNING"]
-            self.workers[host] = self._spawned.start(argv, cwd=REPO)
+            self.workers[host] = self._spawned.start(argv, cwd=REPO, env=self._env)
         for host in hosts:
             pid = self.workers[host].pid
             wait_until(lambda h=host, p=pid: self._ready(h, p), what=f"worker {host}")

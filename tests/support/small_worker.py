@@ -25,7 +25,10 @@ from fsworker.protocol.segment import Segment
 
 
 def make_run(
-    path: Path, functions: Sequence[str] = ("tests.fn:first", "tests.fn:second"), shards: int = 2
+    path: Path,
+    functions: Sequence[str] = ("tests.fn:first", "tests.fn:second"),
+    shards: int = 2,
+    allow: Sequence[str] = (),
 ) -> Path:
     """A run root with one worker named in its manifest for each shard."""
     path.mkdir(parents=True, mode=0o700)
@@ -34,7 +37,7 @@ def make_run(
     for shard in range(shards):
         (path / layout.inbox_dir(shard)).mkdir()
     workers = tuple(WorkerSpec(f"h{shard}", shard, 2) for shard in range(shards))
-    manifest = Manifest("run1", functions[0], shards, workers, tuple(functions))
+    manifest = Manifest("run1", functions[0], shards, workers, tuple(functions), allow=tuple(allow))
     (path / layout.MANIFEST).write_bytes(manifest.to_json())
     return path
 

@@ -34,8 +34,9 @@ class WorkerSpec:
 class Manifest(_Record):
     """What a run is; `manifest.json`. Written last by `ctl start`, then never changed.
 
-    `reward_fn` is the first of `functions`, under the name that scripts know. `task_timeout` is in
-    seconds; `created_at` is UTC, ISO 8601; `owner` is the uid that started the run.
+    `reward_fn` is the first of `functions`, under the name that scripts know. `allow` are patterns
+    (`package.*`) of functions that tasks may call besides. `task_timeout` is in seconds;
+    `created_at` is UTC, ISO 8601; `owner` is the uid that started the run.
     """
 
     run_id: str
@@ -51,6 +52,7 @@ class Manifest(_Record):
     task_timeout: float | None = None
     max_deaths: int = 3
     slot_start: str = "fork"
+    allow: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
