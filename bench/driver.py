@@ -84,19 +84,18 @@ class Host:
         """Start it."""
         self._it.open()
 
-    def throughput(self, fn: str, count: int | None = None, most: int | None = None) -> Any:
-        """Tasks a second from submission to the last result."""
+    def throughput(self, fn: str, share: float = 1.0) -> Any:
+        """Tasks a second from submission to the last result, of a share of its usual number."""
         import workload
 
-        count = count or self._it.sizes[fn]
-        count = min(count, most or count)
+        count = int(share * self._it.sizes[fn])
         tasks = workload.payloads(count) if fn == "noop" else workload.answers(count)
         begun = time.perf_counter()
         results = self._it.run(fn, tasks)
         seconds = time.perf_counter() - begun
         if len(results) != count:
             raise RuntimeError(f"{len(results)} results of {count}")
-        if fn == "grade" and abs(sum(results) / count - 2 / 3) > 0.01:
+        if fn == "grade" and sum(results) != sum(i % 3 > 0 for i in range(count)):
             raise RuntimeError("the grades are wrong")
         return {"tasks": count, "seconds": seconds, "rate": count / seconds}
 
