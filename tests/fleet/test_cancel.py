@@ -87,6 +87,21 @@ def test_the_answer_does_not_wait_for_the_rest_of_the_batch(spawned: Spawned, ro
     assert {row[2] for row in root.results(batch)} == {"cancelled"}
 
 
+def test_a_task_of_a_suspect_is_cancelled_and_nobody_is_blamed(
+    spawned: Spawned, root: Root
+) -> None:
+    start_worker(spawned, root, slots=2)
+    notes = f"{root.path}.begun"
+    tasks = [[notes, "a", 0.0], [notes, "slow", 600.0], [notes, "b", 0.0], [notes, "c", 0.0]]
+    batch = root.submit(tasks, fn="append", deaths=1, attempt=1)
+    wait_until(lambda: begun(root, "slow"), 20, "the slow one begins")
+    ask(root, batch, 1, 2)
+    rows = {row[0]: row for row in root.results(batch)}
+    assert [rows[i][2] for i in range(4)] == ["ok", "cancelled", "cancelled", "ok"]
+    assert Path(notes).read_text().split() == ["a", "/a", "slow", "c", "/c"]
+    assert os.listdir(root.path / "dead") == []
+
+
 def test_requests_that_say_nothing_do_no_harm(spawned: Spawned, root: Root) -> None:
     batch = root.submit([[1.5]], fn="sleep")
     other = root.submit([[5]], fn="echo")
