@@ -75,7 +75,11 @@ class Fleet:
         with open(f"{self.root}/ctl/{host}.log", errors="replace") as file:
             return file.read()
 
-    def _ctl(self, *argv: str, check: bool = True) -> None:
+    def ctl(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run `ctl VERB … --root ROOT`; what it says, whether it succeeds or not."""
+        return self._ctl(*argv, "--root", self.root, check=False)
+
+    def _ctl(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [*CTL, *argv],
             env=self._env,
@@ -86,6 +90,7 @@ class Fleet:
         )
         if check and done.returncode:
             raise RuntimeError(f"ctl {argv[0]} exits {done.returncode}: {done.stderr[-2000:]}")
+        return done
 
 
 @contextmanager

@@ -41,6 +41,8 @@ class Commits:
     name: str
     of_batch: Counter[str] = field(default_factory=Counter)
     waits: list[Wait] = field(default_factory=list)
+    open: list[Wait] = field(default_factory=list)
+    """Those that are not over."""
     complete: bool = True
     """Whether the kernel told of everything."""
 
@@ -68,9 +70,11 @@ class Commits:
         os.close(self._fd)
 
     def killed(self, process: Process) -> None:
-        """Measure how long its host takes to commit again; after the end of a life, in a new one."""
+        """Measure how long its host takes to commit again: if its life was ended, in a new one."""
         with self._lock:
-            self.waits.append(Wait(process, time.monotonic()))
+            wait = Wait(process, time.monotonic())
+            self.waits.append(wait)
+            self.open.append(wait)
 
     def twice(self) -> dict[str, int]:
         """The batches that were committed more than once."""
@@ -108,8 +112,7 @@ class Commits:
         self.of_batch[outcome.batch] += 1
         host = self._hosts.get(outcome.incarnation)
         with self._lock:
-            for wait in self.waits:
-                who = wait.killed
-                late = who.kind in ENDS_LIFE and outcome.incarnation == who.life
-                if wait.seconds is None and who.host == host and not late:
+            for wait in [w for w in self.open if w.killed.host == host]:
+                if wait.killed.kind not in ENDS_LIFE or outcome.incarnation != wait.killed.life:
                     wait.seconds = now - wait.at
+                    self.open.remove(wait)

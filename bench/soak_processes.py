@@ -1,4 +1,4 @@
-"""The processes of the soak: who is what, proven to be ours, and killed by a handle that cannot err.
+"""The processes of the soak: who is what, proven to be ours, and killed by a sure handle.
 
 All of them inherit a token that no other process has. A process is opened first, then asked for
 its token, then killed by that same handle, so that a pid that was used again is nobody's end.
@@ -10,7 +10,7 @@ import os
 import random
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fsworker import procfs
 
@@ -40,16 +40,18 @@ def members(token: str) -> list[int]:
 
 def of_hosts(token: str) -> list[Process]:
     """What runs on the hosts, by kind."""
-    found, commands = [], {pid: _command(pid) for pid in members(token)}
-    for pid, command in commands.items():
+    found, commands = [], {pid: command(pid) for pid in members(token)}
+    for pid, words in commands.items():
         entries = dict(e.split(b"=", 1) for e in procfs.environ(pid) if b"=" in e)
         stat = procfs.read_stat(pid)
-        kind = _kind(command, commands.get(stat.ppid, "") if stat else "")
+        kind = _kind(words, commands.get(stat.ppid, "") if stat else "")
         host = entries.get(b"FLEET_HOST", b"").decode()
         if kind and not host:
             host = _word_after(pid, "--host")
         if kind and host:
             found.append(Process(kind, host, pid, entries.get(b"FLEET_INCARNATION", b"").decode()))
+    lives = {p.host: p.life for p in found if p.kind == "worker"}
+    found = [replace(p, life=p.life or lives.get(p.host, "")) for p in found]
     return sorted(found, key=lambda p: (p.host, p.kind, p.pid))
 
 
@@ -100,7 +102,8 @@ def _is_ours(pid: int, token: str) -> bool:
     return procfs.holds(procfs.environ(pid), {TOKEN: token})
 
 
-def _command(pid: int) -> str:
+def command(pid: int) -> str:
+    """Its command line."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read().replace(b"\0", b" ").decode(errors="replace")
@@ -109,5 +112,5 @@ def _command(pid: int) -> str:
 
 
 def _word_after(pid: int, option: str) -> str:
-    words = _command(pid).split()
+    words = command(pid).split()
     return words[words.index(option) + 1] if option in words[:-1] else ""

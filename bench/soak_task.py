@@ -1,4 +1,4 @@
-"""The task of the soak: tiny, so that a million are affordable, and with an answer that can be checked.
+"""The task of the soak: tiny, so that a million are affordable, and its answer can be checked.
 
 Each execution leaves a trace before it begins, so that afterwards nobody has to believe the
 product about what was executed, and how often.
