@@ -9,9 +9,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LEVELS ?= tests/unit tests/contract tests/fleet
 PYTEST_ARGS ?=
 BENCH_ARGS ?= --quick
+SOAK_ARGS ?= --quick --check
 JOBS ?= 2
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench soak clean
 
 help:
 	@echo "make demo    two workers on this machine grade 2,000 answers; one is killed on the way"
@@ -19,6 +20,7 @@ help:
 	@echo "make lint    ruff, mypy --strict, import-linter"
 	@echo "make format  ruff format, and the fixes that ruff is sure of"
 	@echo "make bench   a few minutes of measuring (BENCH_ARGS=--check for the whole table)"
+	@echo "make soak    two minutes of tasks while a process is killed every second (SOAK_ARGS=--check: a million)"
 	@echo "make clean   remove the environment, caches and the demo's workspace"
 
 $(BIN)/python:
@@ -60,6 +62,9 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	$(BIN)/python bench/tasks.py $(BENCH_ARGS)
+
+soak: $(VENV)/.dev
+	$(BIN)/python bench/soak.py $(SOAK_ARGS)
 
 clean:
 	rm -rf $(VENV) .demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build

@@ -35,7 +35,7 @@ from soak_commits import Commits
 from soak_processes import Process
 from soak_record import Kind, Progress, Reader, short
 
-WEIGHTS = {"slot": 4.0, "zygote": 2.0, "worker": 1.5, "wrapper": 1.0, "client": 1.5}
+WEIGHTS = {"slot": 10.0, "zygote": 4.0, "worker": 2.0, "wrapper": 1.0, "client": 1.5}
 FLEET_TOML = """\
 max_deaths = 1000000
 watch_stale = 6
@@ -160,6 +160,8 @@ class Soak:
         found, before = self.found, self.progress.life_of(row.number)
         self.found.rows[row.kind] += 1
         first = self.progress.take(row)
+        if row.kind in found.numbers:
+            found.numbers[row.kind].append(row.number)
         if row.kind not in (Kind.FUTURE, Kind.RECOVERED):
             return
         self._heard = time.monotonic()
@@ -188,6 +190,8 @@ class Soak:
             self._waits.append((self.client.life, time.monotonic()))
         if soak_processes.kill(target, self.token):
             self.found.kills[target.kind] += 1
+            if target.kind == "slot":
+                self.found.slots.append((target.pid, time.time_ns()))
             if target.kind != "client":
                 self.commits.killed(target)
             with open(f"{self.run.folder}/kills.log", "a") as file:

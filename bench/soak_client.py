@@ -16,7 +16,7 @@ import time
 from concurrent.futures import Future
 
 import soak_task
-from fsworker.client import Client
+from fsworker.client import Client, TaskCrashed
 from fsworker.protocol import audit, layout
 from fsworker.protocol.fsops import Store
 from soak_record import UNKNOWN, Kind, Progress, Reader, Writer
@@ -25,7 +25,7 @@ STREAM = "soak"
 FUNCTION = "soak_task:answer"
 CHUNK = 500
 OUTSTANDING = 4000
-BATCH = 256
+BATCH = 64
 RECOVER_EVERY = 1.0
 LOOKS = 4
 """How often in a row the root must hold nothing of the stream before that is believed."""
@@ -81,8 +81,7 @@ class Sender:
         if error is None:
             self._writer.add(Kind.FUTURE, *future.result())
         else:
-            print(f"task {number} failed: {error!r}", flush=True)
-            self._writer.add(Kind.FAILED, number)
+            self._failed(number, f"task {number}", error)
         self._pending.discard(future)
 
     def _recover(self) -> None:
@@ -90,9 +89,13 @@ class Sender:
             if found.error is None:
                 self._writer.add(Kind.RECOVERED, *found.value)
             else:
-                print(f"{found.batch}[{found.index}] failed: {found.error!r}", flush=True)
-                self._writer.add(Kind.FAILED, UNKNOWN)
+                self._failed(UNKNOWN, f"{found.batch}[{found.index}]", found.error)
         self._writer.sync()
+
+    def _failed(self, number: int, what: str, error: BaseException) -> None:
+        print(f"{what} failed: {error!r}", flush=True)
+        crashed = isinstance(error, TaskCrashed)
+        self._writer.add(Kind.CRASHED if crashed else Kind.FAILED, number)
 
     def _unanswered(self) -> bool:
         """Whether something is not answered yet; what was never sent is sent."""

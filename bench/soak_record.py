@@ -30,12 +30,14 @@ class Kind(enum.IntEnum):
     """The same, but it was executed: its result was lost."""
     FAILED = 6
     """An error instead of a result; `number` is unknown where it is that of all tasks."""
+    CRASHED = 8
+    """The same: the task's slot died. Right if the soak killed it there and then."""
     COMPLETE = 7
     """All tasks below `number` have results."""
 
 
 UNKNOWN = 0xFFFFFFFF
-ANSWERS = (Kind.FUTURE, Kind.RECOVERED, Kind.FAILED)
+ANSWERS = (Kind.FUTURE, Kind.RECOVERED, Kind.FAILED, Kind.CRASHED)
 
 
 class Row(NamedTuple):

@@ -11,7 +11,8 @@ import os
 import time
 import zlib
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 TRACES = "SOAK_TRACES"
 """The variable with the folder for traces."""
@@ -34,8 +35,8 @@ def answer(number: int, seed: int) -> list[int]:
 
 @functools.lru_cache(maxsize=1)
 def _trace(pid: int) -> int:
-    """The trace of this process: a fork begins one of its own."""
-    path = f"{os.environ[TRACES]}/{os.environ['FLEET_HOST']}.{pid}"
+    """The trace of this process: a fork begins one of its own. Pids come again, times do not."""
+    path = f"{os.environ[TRACES]}/{pid}.{time.time_ns()}"
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
@@ -43,9 +44,27 @@ def executions(folder: str) -> Counter[int]:
     """How often each task was begun."""
     found: Counter[int] = Counter()
     for name in os.listdir(folder):
-        with open(f"{folder}/{name}", "rb") as file:
-            data = file.read()
-        numbers = array(NUMBER)
-        numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
-        found.update(numbers)
+        found.update(_numbers(f"{folder}/{name}"))
     return found
+
+
+def last_of(folder: str, killed: Iterable[tuple[int, int]]) -> set[int]:
+    """The tasks that these processes began last; each is (pid, when it was killed in ns)."""
+    traces: dict[int, list[int]] = defaultdict(list)
+    for name in os.listdir(folder):
+        pid, _, began = name.partition(".")
+        traces[int(pid)].append(int(began))
+    found = set()
+    for pid, when in killed:
+        began = max((t for t in traces[pid] if t <= when), default=None)
+        if began is not None:
+            found.update(_numbers(f"{folder}/{pid}.{began}")[-1:])
+    return found
+
+
+def _numbers(path: str) -> array[int]:
+    with open(path, "rb") as file:
+        data = file.read()
+    numbers = array(NUMBER)
+    numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    return numbers

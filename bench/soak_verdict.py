@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import soak_processes
 import soak_task
 from report import eventually, median
-from soak_record import Kind
+from soak_record import UNKNOWN, Kind
 
 if TYPE_CHECKING:
     from soak import Soak
@@ -30,6 +30,13 @@ class Found:
     kills: Counter[str] = field(default_factory=Counter)
     idle_kills: int = 0
     rows: Counter[Kind] = field(default_factory=Counter)
+    numbers: dict[Kind, list[int]] = field(
+        default_factory=lambda: {Kind.CRASHED: [], Kind.LOST: []}
+    )
+    slots: list[tuple[int, int]] = field(default_factory=list)
+    """The slots that were killed: pid, and when in ns."""
+    victims: set[int] = field(default_factory=set)
+    """The tasks that these were at."""
     wrong: int = 0
     twice: int = 0
     again: int = 0
@@ -45,6 +52,19 @@ class Found:
     left_processes: list[str] = field(default_factory=list)
     stop_said: str = ""
     executions: Counter[int] = field(default_factory=Counter)
+
+    def crashed_for_nothing(self) -> int:
+        """Tasks that were told to have crashed, and were in no slot that was killed."""
+        return len([n for n in self.numbers[Kind.CRASHED] if n not in {*self.victims, UNKNOWN}])
+
+    def lost(self) -> int:
+        """Tasks that were executed and not answered, but for those known to have crashed.
+
+        What a later life is told of a crash does not say which task that was.
+        """
+        lost = self.numbers[Kind.LOST]
+        crashed = sum(n in self.victims for n in lost)
+        return len(lost) - min(crashed, self.numbers[Kind.CRASHED].count(UNKNOWN))
 
     def note_audit(self, done: subprocess.CompletedProcess[str], when: str) -> dict[str, Any]:
         """Keep what `ctl fsck --json` says is wrong."""
@@ -75,6 +95,7 @@ def settle(soak: Soak) -> None:
         found.garbage.update(g["kind"] for g in audit["garbage"])
         found.dead, found.quarantine = audit["dead"], audit["quarantine"]
     found.executions = soak_task.executions(soak.traces)
+    found.victims = soak_task.last_of(soak.traces, found.slots)
 
 
 def _left(token: str) -> list[str]:
@@ -108,6 +129,7 @@ def tables(soak: Soak) -> None:
         ("answers recovered by a later life", found.rows[Kind.RECOVERED]),
         ("of these, known already to the life that died", found.again),
         ("never sent by the life that died, sent later", found.rows[Kind.AGAIN]),
+        ("crashed with the slot that was killed under them", found.rows[Kind.CRASHED]),
         ("audits", found.audits),
         *((f"garbage: {kind}", count) for kind, count in sorted(found.garbage.items())),
     ]
@@ -116,6 +138,8 @@ def tables(soak: Soak) -> None:
     out.table("Over time; resident memory in MiB, medians", head, _over_time(soak.samples))
     out.figures["samples"] = soak.samples
     out.figures["seed"] = soak.args.seed
+    out.figures["answered"] = tasks
+    out.figures["executions"] = executed
     out.figures["kills"] = dict(found.kills)
     for title, lines in (
         ("Damage", found.damage),
@@ -167,7 +191,8 @@ def targets(soak: Soak) -> None:
     add("tasks with two answers", float(found.twice), **none)
     add("wrong answers", float(found.wrong), **none)
     add("errors instead of answers", float(found.rows[Kind.FAILED]), **none)
-    add("executed, and the result lost", float(found.rows[Kind.LOST]), **none)
+    add("crashed without a kill", float(found.crashed_for_nothing()), **none)
+    add("executed, and the result lost", float(found.lost()), **none)
     unseen = sum(n not in found.executions for n in range(answered.mark))
     add("answered without an execution", float(unseen), **none)
     twice = float(len(soak.commits.twice())) if soak.commits.complete else None
