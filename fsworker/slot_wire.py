@@ -86,7 +86,10 @@ def _receive(sock: socket.socket, size: int) -> bytes | None:
     data = bytearray(size)
     view = memoryview(data)
     while view:
-        got = sock.recv_into(view)
+        try:
+            got = sock.recv_into(view)
+        except ConnectionResetError:  # it died, and left something of ours unread
+            return None
         if not got:
             return None
         view = view[got:]

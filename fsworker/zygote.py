@@ -179,6 +179,8 @@ class Zygote:
             served = Served(self._known, self._allow)
             slot_main.Slot(sock, Region(self._memory, slot), served).serve()
             code = 0
+        except BrokenPipeError:
+            code = 0  # the worker is gone: nobody is there to tell, and nothing is wrong here
         except BaseException:  # never back into the zygote's own code
             sys.excepthook(*sys.exc_info())
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 
 import pytest
@@ -53,6 +54,16 @@ def test_entries_that_are_cut_are_left_out() -> None:
     packed = slot_memory.pack_entry(1, 0, 0.0, b"abc")
     for cut in range(len(packed)):
         assert list(slot_memory.unpack_entries(packed + packed[:cut]))[1:] == []
+
+
+@pytest.mark.parametrize("unread", [b"", b"left unread"])
+def test_a_worker_that_died_is_no_error_to_its_slot(unread: bytes) -> None:
+    slot, worker = socket.socketpair()
+    with slot, worker:
+        slot.sendall(unread)
+        worker.sendall(slot_wire.pack_range(slot_wire.Range(1, 0, {}, [b"task"]))[:-1])
+        worker.close()  # with something unread the kernel resets the connection
+        assert slot_wire.read_range(slot) is None
 
 
 def test_frames_survive_any_cut() -> None:
