@@ -19,7 +19,9 @@ from fsworker.slot_memory import Entry
 RANGE_SECONDS = 0.05
 """A range is meant to take at most this long, and at least a fiftieth of it."""
 AHEAD_SECONDS = 0.1
-"""Work for this long is kept at hand, but at least two tasks a slot."""
+"""Work for this long is kept at hand, but at least two tasks a slot while tasks are short."""
+LONG = 0.5
+"""Tasks that take longer are not queued behind others here: an idle worker may take them."""
 _MOST_AHEAD = 256
 _OVERHEAD = 1e-5
 """Seconds that a task costs besides its own time."""
@@ -99,9 +101,9 @@ class Backlog:
 
     def wanted(self, slots: int) -> int:
         """How many more tasks to have at hand, so that no slot waits for the disk."""
-        ahead = 2.0
-        if self.mean is not None:
-            ahead = min(max(ahead, AHEAD_SECONDS / (self.mean + _OVERHEAD)), _MOST_AHEAD)
+        ahead = 1.0  # long tasks, or nothing known about them yet
+        if self.mean is not None and self.mean < LONG:
+            ahead = min(max(2.0, AHEAD_SECONDS / (self.mean + _OVERHEAD)), _MOST_AHEAD)
         return int(ahead * slots) - self.unfinished()
 
     def observe(self, entries: Sequence[Entry]) -> None:

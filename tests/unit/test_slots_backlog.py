@@ -69,7 +69,8 @@ def test_short_tasks_are_not_handed_out_singly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("elapsed", "least", "most"), [(None, 8, 8), (10.0, 8, 8), (0.01, 30, 40), (0.0, 1024, 1024)]
+    ("elapsed", "least", "most"),
+    [(None, 4, 4), (10.0, 4, 4), (0.3, 8, 8), (0.01, 30, 40), (0.0, 1024, 1024)],
 )
 def test_work_at_hand_is_what_can_be_served_soon(
     elapsed: float | None, least: int, most: int
