@@ -15,7 +15,7 @@ from typing import Any
 from ctl import streams
 from ctl.streams import Submission
 from fsworker.errors import FormatError
-from fsworker.protocol import layout, packing, requests, segment
+from fsworker.protocol import layout, packing, requests, segment, turns
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.records.cancel import CancelRequest
 
@@ -42,8 +42,8 @@ class Board:
         found: dict[str, int] = {}
         for batch in self.paths:
             if layout.stream_of(batch) == stream:
-                client, seq = batch.rpartition("-")[0], layout.seq_of(batch)
-                found[client] = max(seq, found.get(client, -1))
+                client, number = batch.rpartition("-")[0], turns.turn_of(batch)[1]
+                found[client] = max(number, found.get(client, -1))
         return found
 
 

@@ -11,11 +11,34 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_LAZY = {"Client": "fsworker.client"}
+_REMOTE = "fsworker.remote"
+_LAZY = {
+    "Client": "fsworker.client",
+    "NoWorkers": "fsworker.errors",
+    "NotSent": _REMOTE,
+    "TaskCancelled": _REMOTE,
+    "TaskCrashed": _REMOTE,
+    "TaskError": _REMOTE,
+    "TaskExpired": _REMOTE,
+    "TaskTimeout": _REMOTE,
+    "WorkerDied": _REMOTE,
+}
 _MODULES = ("rewards",)
 """Modules that users reach as attributes of the package."""
 
-__all__ = ["Client", "__version__", "rewards"]
+__all__ = [
+    "Client",
+    "NoWorkers",
+    "NotSent",
+    "TaskCancelled",
+    "TaskCrashed",
+    "TaskError",
+    "TaskExpired",
+    "TaskTimeout",
+    "WorkerDied",
+    "__version__",
+    "rewards",
+]
 
 
 def __getattr__(name: str) -> Any:

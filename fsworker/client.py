@@ -24,12 +24,12 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
 from fsworker.allowed import AllowedFunctions
-from fsworker.engine import Engine, Settings
+from fsworker.engine import Engine
 from fsworker.errors import NotRunning, UsageError
 from fsworker.futures import TaskFuture
 from fsworker.mapping import MapCall
@@ -37,8 +37,19 @@ from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.records.run import Manifest
 from fsworker.recovery import Recovered, recover
-from fsworker.remote import NotSent, TaskCancelled, TaskCrashed, TaskError, TaskTimeout, WorkerDied
+from fsworker.remote import (
+    NotSent,
+    TaskCancelled,
+    TaskCrashed,
+    TaskError,
+    TaskExpired,
+    TaskTimeout,
+    WorkerDied,
+)
+from fsworker.settings import Settings
 from fsworker.taskpack import TaskPacker
+from fsworker.terms import Options, Terms, make_options
+from fsworker.variant import Fn, Variant
 
 __all__ = [
     "Client",
@@ -47,14 +58,13 @@ __all__ = [
     "TaskCancelled",
     "TaskCrashed",
     "TaskError",
+    "TaskExpired",
     "TaskTimeout",
     "WorkerDied",
 ]
 
 AT_EXIT = 10.0
 """Seconds for which a process that ends waits for its last tasks to be sent."""
-
-_Fn = str | Callable[..., Any] | None
 
 
 class Client(Executor):
@@ -75,7 +85,7 @@ class Client(Executor):
         root: str | os.PathLike[str],
         *,
         stream: str | None = None,
-        fn: _Fn = None,
+        fn: Fn = None,
         timeout: float | None = None,
         batch_size: int = 4096,
         no_worker_timeout: float | None = 60.0,
@@ -88,11 +98,12 @@ class Client(Executor):
             "no_worker_timeout": no_worker_timeout,
             "outstanding": outstanding,
         }
-        self._settings = _checked(Settings(**self._options))
+        self._settings = Settings(**self._options).checked()
         self._store = Store(os.path.abspath(root))
         self._manifest = read_manifest(self._store)
         self._allowed = AllowedFunctions(self._manifest)
         self._fn = self._allowed.name_of(fn)
+        self._usual: dict[str, Terms] = {}
         self._engine: Engine | None = None
         self._starting = threading.Lock()
         self._reset()
@@ -112,13 +123,15 @@ class Client(Executor):
         """How many calls on the root this client has cost, by kind."""
         return self._store.calls
 
-    def submit(self, fn: _Fn, /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Fn, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Send one call. UsageError for a function that the run does not serve.
 
         Arguments are packed before this returns. Those that cannot be sent fail the future with
         NotSent; everything else that can become of a task is a TaskError.
         """
-        name = self._name(fn)
+        return self._call(self._terms(fn), args, kwargs)
+
+    def _call(self, terms: Terms, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
         engine = self._running()
         future = TaskFuture(self._settling)
         try:
@@ -128,8 +141,16 @@ class Client(Executor):
             future.set_running_or_notify_cancel()
             future.set_exception(error)
             return future
-        engine.submit(name, record, future)
+        engine.submit(terms, record, future)
         return future
+
+    def with_options(self, **options: Any) -> Variant:
+        """This client with other options for the tasks that are sent through what is returned.
+
+        `timeout`, `priority`, `queue_limit`, `retries`, `retry_on` and `retry_delay`, as
+        `fsworker.terms.Options` has them. UsageError for one that is unknown or cannot be.
+        """
+        return Variant(self, make_options({"timeout": self._settings.timeout} | options))
 
     def cancel(self, future: Future[Any]) -> bool:
         """Cancel a task of this client, whether it was sent or not. False when it is over.
@@ -148,7 +169,7 @@ class Client(Executor):
 
     def map(
         self,
-        fn: _Fn,
+        fn: Fn,
         *iterables: Iterable[Any],
         timeout: float | None = None,
         chunksize: int | None = None,
@@ -160,9 +181,18 @@ class Client(Executor):
         (seconds, for the whole call) raises TimeoutError. A failed task raises in its place and
         ends the iteration.
         """
+        return self._map(self._terms(fn), iterables, timeout, chunksize)
+
+    def _map(
+        self,
+        terms: Terms,
+        iterables: tuple[Iterable[Any], ...],
+        timeout: float | None,
+        chunksize: int | None,
+    ) -> Iterator[Any]:
         if chunksize is not None and chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
-        call = MapCall(self._running(), self._name(fn), iterables, size=chunksize, timeout=timeout)
+        call = MapCall(self._running(), terms, iterables, size=chunksize, timeout=timeout)
         call.feed()
         return call.results(self)
 
@@ -194,8 +224,13 @@ class Client(Executor):
         engine = self._engine
         return engine is not None and batch.rsplit("-", 2)[1] == engine.incarnation
 
-    def _name(self, fn: _Fn) -> str:
-        return self._fn if fn is None else self._allowed.name_of(fn)
+    def _terms(self, fn: Fn) -> Terms:
+        name = self._fn if fn is None else self._allowed.name_of(fn)
+        terms = self._usual.get(name)
+        if terms is None:
+            options = Options(timeout=self._settings.timeout)
+            terms = self._usual.setdefault(name, Terms(name, options))
+        return terms
 
     def _running(self) -> Engine:
         engine = self._engine
@@ -236,23 +271,6 @@ def read_manifest(store: Store) -> Manifest:
         raise storage_error(error, "read", path) from None
     manifest: Manifest = Manifest.from_json(data, path)
     return manifest
-
-
-def _checked(settings: Settings) -> Settings:
-    for name in ("timeout", "no_worker_timeout"):
-        value = getattr(settings, name)
-        if value is not None and not value > 0:
-            raise UsageError(f"{name} must be a number of seconds above 0, not {value!r}")
-    for name in ("batch_size", "outstanding"):
-        value = getattr(settings, name)
-        if not isinstance(value, int) or value < 1:
-            raise UsageError(f"{name} must be a whole number from 1 up, not {value!r}")
-    if settings.stream is not None:
-        try:
-            layout.encode(settings.stream)
-        except (ValueError, AttributeError) as error:
-            raise UsageError(f"stream {settings.stream!r:.80} cannot be used: {error}") from None
-    return settings
 
 
 def _unpickle(root: str, options: dict[str, Any]) -> Client:

@@ -201,6 +201,7 @@ class Custody:
         work = holding.work
         assert work is not None
         try:
+            late = holding.too_late()
             evidence = suspects.investigate(self._store, holding) if holding.suspect else None
         except OSError as error:
             holding.failed("read what earlier attempts left", error)
@@ -209,7 +210,10 @@ class Custody:
         del self._unread[holding.key]
         self._counters.claimed += len(work.records)
         if executors.kind_of(work.meta) not in executors.EXECUTORS:
-            _refuse(work)
+            why = f"no executor for work of kind {work.meta['kind']!r:.60}"
+            _answer_all(work, outcomes.REFUSED, outcomes.cause("Refused", why))
+        elif late is not None:
+            _answer_all(work, outcomes.EXPIRED, outcomes.cause("Expired", late))
         elif evidence is not None:
             log.warning(
                 "batch %s is suspect (%d deaths): one task at a time",
@@ -254,10 +258,8 @@ class Custody:
         holding.over = True
 
 
-def _refuse(work: Work) -> None:
-    """Answer every task of a batch whose kind of work this release does not know."""
-    why = outcomes.cause("Refused", f"no executor for work of kind {work.meta['kind']!r:.60}")
+def _answer_all(work: Work, status: str, why: dict[str, str]) -> None:
+    """Answer every task of a batch that is not executed."""
     for index, task in enumerate(work.records):
-        task_id = outcomes.task_id(task)
-        work.results[index] = outcomes.record(index, task_id, outcomes.REFUSED, why, 0.0)
+        work.results[index] = outcomes.record(index, outcomes.task_id(task), status, why, 0.0)
     work.failed = len(work.records)

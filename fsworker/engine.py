@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from fsworker import receivers
@@ -30,24 +29,14 @@ from fsworker.protocol.records.run import Manifest
 from fsworker.receivers import Receiver, Strip
 from fsworker.remote import lost
 from fsworker.sending import Sending
+from fsworker.settings import Settings
+from fsworker.terms import Terms
 from fsworker.transit import Transit
 
 log = logging.getLogger(__name__)
 
 LINGER = 0.001
 """Seconds to wait for company while many submit. A task that comes alone is sent at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a client may choose. Times in seconds; `stream` None: one of its own, removed at the
-    end; `outstanding`: tasks that are not answered yet before `submit` blocks."""
-
-    stream: str | None = None
-    timeout: float | None = None
-    batch_size: int = 4096
-    no_worker_timeout: float | None = 60.0
-    outstanding: int = 65_536
 
 
 class Engine:
@@ -69,7 +58,6 @@ class Engine:
             self.stream,
             self.incarnation,
             settings.batch_size,
-            settings.timeout,
             self._transit,
             self._books,
         )
@@ -89,14 +77,17 @@ class Engine:
         self._sender.start()
         self._reader.start()
 
-    def submit(self, fn: str, record: bytes, future: Future[Any]) -> None:
+    def submit(self, terms: Terms, record: bytes, future: Future[Any]) -> None:
         """Queue a call; waits while too many are unanswered, except in a future's callback."""
         self._check()
         # A callback that waited in the reading thread would wait for itself.
         waits = threading.get_ident() != self._reader.ident
         self._transit.admit(1, self._is_over if waits else None)
         self._check()
-        self._queue.add_call(Call(fn, record, future))
+        if terms.priority == 0 and terms.options.queue_limit is None:
+            self._queue.add_call(Call(terms, record, future))
+        else:
+            self._queue.add_prior(Call(terms, record, future, time.monotonic()))
         self._added()
 
     def send(self, strip: Strip) -> None:
@@ -167,7 +158,7 @@ class Engine:
             self._wake.clear()
             if self._broken is not None:
                 return False
-            if self._queue and self._sending.room() > 0:
+            if self._sending.ready():
                 return True
             if self._closing and not self._queue:
                 return False
@@ -261,6 +252,7 @@ class Engine:
         """Fail everything that waits."""
         self._transit.fail_all(reason)
         self._transit.answered(self._queue.fail(reason))
+        self._wake_sender()  # it may have nothing left to wait for
 
     def _wake_sender(self) -> None:
         if not self._wake.is_set():

@@ -87,6 +87,23 @@ class Holding:
         self.work = Work(self.key, self._meta(found.meta, default, timeout), found.records)
         return True
 
+    def too_late(self) -> str | None:
+        """Why the batch must not be executed any more: it waited longer than it allows.
+
+        By the file server's clock alone, which dates the batch and a file that is written now; no
+        host's clock is asked. Raises OSError.
+        """
+        limit = self.work.meta.get("queue_limit") if self.work else None
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+            return None
+        _, submitted = self.store.read_with_mtime(self.path)
+        waited = self.store.server_time(self.owner.folder) - submitted
+        return (
+            f"it waited {waited:.1f} s for a worker, {limit:g} s is its limit"
+            if waited > limit
+            else None
+        )
+
     def commit(self) -> Move | None:
         """Write the result if it is not written, and commit. None: it failed for now."""
         try:
@@ -220,6 +237,8 @@ class Holding:
             "timeout": timeout,
             "batch": self.token.batch,
             "attempt": self.token.attempt,
+            "retries": meta.get("retries"),
+            "queue_limit": meta.get("queue_limit"),
         }
 
     def _results(self) -> list[bytes]:

@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
-from fsworker.protocol import layout
+from fsworker.protocol import layout, turns
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Token
 from fsworker.protocol.records.run import Manifest
@@ -142,10 +142,18 @@ class Intake:
 def arrange(
     tokens: Iterable[Token], *, newest_first: bool = False, rank: int = 0, sharers: int = 1
 ) -> list[Token]:
-    """The order in which to try: by sequence, and each of several sharers its own ones first."""
-    ordered = sorted(tokens, key=lambda t: (layout.seq_of(t.batch), t.batch), reverse=newest_first)
-    mine = [t for i, t in enumerate(ordered) if i % sharers == rank]
-    return mine + [t for i, t in enumerate(ordered) if i % sharers != rank]
+    """The order in which to try: by priority, then by sequence, and each of several sharers its
+    own ones first."""
+    ordered = sorted(tokens, key=lambda t: _turn(t, newest_first))
+    if sharers > 1:
+        places = {t: i % sharers != rank for i, t in enumerate(ordered)}
+        ordered.sort(key=lambda t: (turns.turn_of(t.batch)[0], places[t]))
+    return ordered
+
+
+def _turn(token: Token, newest_first: bool) -> tuple[int, int, str]:
+    lane, number = turns.turn_of(token.batch)
+    return lane, -number if newest_first else number, token.batch
 
 
 def _rotated(count: int, start: int) -> list[int]:

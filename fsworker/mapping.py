@@ -16,6 +16,7 @@ from fsworker.engine import Engine
 from fsworker.receivers import PENDING, Failed, Strip
 from fsworker.remote import NotSent
 from fsworker.taskpack import TaskPacker
+from fsworker.terms import Terms
 
 STRIP = 4096
 """Tasks in a strip at most."""
@@ -27,14 +28,14 @@ class MapCall:
     def __init__(
         self,
         engine: Engine,
-        fn: str,
+        terms: Terms,
         inputs: tuple[Iterable[Any], ...],
         *,
         size: int | None,
         timeout: float | None,
     ) -> None:
         self._engine = engine
-        self._fn = fn
+        self._terms = terms
         self._rows = zip(*inputs, strict=False)
 
         self._size = size
@@ -101,7 +102,7 @@ class MapCall:
                 raise TimeoutError
 
     def _pack(self, rows: list[tuple[Any, ...]]) -> Strip:
-        strip = Strip(self._fn, len(rows), self._size)
+        strip = Strip(self._terms, len(rows), self._size)
         packer = self._packer
         try:
             strip.records = list(map(packer.args, rows))

@@ -19,8 +19,8 @@ from fsworker.protocol import packing
 
 OK, ERROR, TIMEOUT, CRASHED = "ok", "error", "timeout", "crashed"
 WORKER_DIED, INVALID, REFUSED = "worker died", "invalid", "refused"
-CANCELLED = "cancelled"
-STATUSES = (OK, ERROR, TIMEOUT, CRASHED, WORKER_DIED, INVALID, REFUSED, CANCELLED)
+CANCELLED, EXPIRED = "cancelled", "expired"
+STATUSES = (OK, ERROR, TIMEOUT, CRASHED, WORKER_DIED, INVALID, REFUSED, CANCELLED, EXPIRED)
 """In the order of the codes by which slots name them to their worker; only ever appended to."""
 
 CODES = {status: code for code, status in enumerate(STATUSES)}

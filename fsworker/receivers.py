@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, InvalidStateError
 from operator import itemgetter
@@ -16,6 +17,7 @@ from typing import Any, Final, Protocol
 
 from fsworker import outcomes
 from fsworker.remote import lost, task_error
+from fsworker.terms import Terms
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +108,10 @@ class Strip:
     `values[places[i]]`; without `places` to `values[i]` (a task that cannot be packed has none).
     """
 
-    def __init__(self, fn: str, count: int, size: int | None = None) -> None:
-        self.fn = fn
+    def __init__(self, terms: Terms, count: int, size: int | None = None) -> None:
+        self.terms = terms
+        limited = terms.options.queue_limit is not None
+        self.since = time.monotonic() if limited else None
         self.count = count
         self.size = size
         self.records: list[bytes] = []

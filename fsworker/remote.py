@@ -76,6 +76,10 @@ class TaskCancelled(TaskError, CancelledError):
     """The task was cancelled after it had been sent: by its client or with `ctl cancel`."""
 
 
+class TaskExpired(TaskError):
+    """The task waited longer than its `queue_limit` allows; it was not executed."""
+
+
 class NotSent(UsageError):
     """A task that cannot be packed, or is too large; nobody has seen it but its client."""
 
@@ -103,6 +107,7 @@ _CLASSES: dict[str, type[TaskError]] = {
     outcomes.CRASHED: TaskCrashed,
     outcomes.WORKER_DIED: WorkerDied,
     outcomes.CANCELLED: TaskCancelled,
+    outcomes.EXPIRED: TaskExpired,
 }
 
 

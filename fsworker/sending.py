@@ -14,7 +14,7 @@ import time
 from fsworker.bookkeeping import Bookkeeping
 from fsworker.errors import FleetError
 from fsworker.outbound import Outbound, Outgoing
-from fsworker.protocol import layout, segment
+from fsworker.protocol import layout, segment, turns
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Token
 from fsworker.protocol.records.run import Manifest
@@ -31,10 +31,7 @@ busy over a round trip, few enough to cut what is left by what was learnt."""
 
 
 class Sending:
-    """Cuts, writes and submits batches of one incarnation of a client, for one thread.
-
-    `timeout` is for each task, in seconds; None: the run's.
-    """
+    """Cuts, writes and submits batches of one incarnation of a client, for one thread."""
 
     def __init__(
         self,
@@ -43,7 +40,6 @@ class Sending:
         stream: str,
         incarnation: str,
         sizes: int,
-        timeout: float | None,
         transit: Transit,
         books: Bookkeeping,
     ) -> None:
@@ -53,7 +49,6 @@ class Sending:
         self._slots = sum(w.concurrency for w in manifest.workers)
         self._stream, self._encoded = stream, layout.encode(stream)
         self._incarnation = incarnation
-        self._timeout = timeout
         self._transit = transit
         self._books = books
         self._submitter = Submitter(store, incarnation)
@@ -63,10 +58,21 @@ class Sending:
         self._awake: int | None = None
         self._opened = False
 
-    def room(self) -> int:
-        """How many tasks may follow those that are on their way."""
+    def room(self, priority: int = 0) -> int:
+        """How many tasks of a priority may follow those that are on their way.
+
+        What is urgent waits for nothing, and what is not leaves half of the room to others, so that
+        nobody finds all of it taken by tasks that should have come after his.
+        """
         batches = self.sizer.choose(None) * len(self.shards)
-        return AHEAD * max(self._slots, batches) - self._transit.on_their_way
+        most = AHEAD * max(self._slots, batches)
+        if priority > 0:
+            return most
+        return (most if priority == 0 else most // 2) - self._transit.on_their_way
+
+    def ready(self) -> bool:
+        """Whether something waits that may be sent."""
+        return any(self.room(priority) > 0 for priority in self.queue.priorities())
 
     def heard(self, host: object) -> None:
         """A worker answered: for a moment it looks for work more often than those that rest."""
@@ -76,7 +82,7 @@ class Sending:
         """Send what fits, or fail what cannot be sent; whether a batch was submitted."""
         self._open()
         used = set()
-        for outgoing in self.queue.take(self.room()):
+        for outgoing in self.queue.take(self.room):
             shard = self._send_batch(outgoing)
             if shard is not None:
                 used.add(shard)
@@ -98,7 +104,8 @@ class Sending:
     def _send_batch(self, outgoing: Outgoing) -> int | None:
         """Submit one batch; its shard, or None when its tasks were failed instead."""
         shard = self._choose()
-        token = Token(f"{self._encoded}-{self._incarnation}-{next(self._numbers)}", shard)
+        number = turns.prior(next(self._numbers), outgoing.terms.priority)
+        token = Token(f"{self._encoded}-{self._incarnation}-{number}", shard)
         # Known before it is submitted: its results may be there before `enqueue` returns.
         self._transit.register(token.batch, outgoing.receiver)
         self._books.sent(token.batch, len(outgoing.records))
@@ -119,10 +126,6 @@ class Sending:
         return self.shards[self._next_shard]
 
     def _encode(self, outgoing: Outgoing) -> bytes:
-        meta = {
-            "fn": outgoing.fn,
-            "timeout": self._timeout,
-            "stream": self._stream,
-            "created": time.time(),
-        }
+        waited = 0.0 if outgoing.since is None else time.monotonic() - outgoing.since
+        meta = outgoing.terms.meta(waited) | {"stream": self._stream, "created": time.time()}
         return segment.encode(Segment(segment.BATCH, meta, outgoing.records))

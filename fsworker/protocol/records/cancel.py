@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fsworker.protocol import turns
 from fsworker.protocol.records import coding
 
 
@@ -34,8 +35,8 @@ class CancelRequest:
 
     def covers(self, batch: str) -> bool:
         """Whether anything of a batch is meant."""
-        client, _, seq = batch.rpartition("-")
-        return batch == self.batch or int(seq) <= self.upto.get(client, -1)
+        client, _, _ = batch.rpartition("-")
+        return batch == self.batch or turns.turn_of(batch)[1] <= self.upto.get(client, -1)
 
     def indexes(self, batch: str, count: int) -> Sequence[int]:
         """Which of the `count` tasks of a batch are meant."""

@@ -1,0 +1,37 @@
+"""What a client may be told when it is made, and whether that makes sense."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsworker.errors import UsageError
+from fsworker.protocol import layout
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a client may choose. Times in seconds; `stream` None: one of its own, removed at the
+    end; `outstanding`: tasks that are not answered yet before `submit` blocks."""
+
+    stream: str | None = None
+    timeout: float | None = None
+    batch_size: int = 4096
+    no_worker_timeout: float | None = 60.0
+    outstanding: int = 65_536
+
+    def checked(self) -> Settings:
+        """Itself. UsageError names what cannot be."""
+        for name in ("timeout", "no_worker_timeout"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} must be a number of seconds above 0, not {value!r}")
+        for name in ("batch_size", "outstanding"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name} must be a whole number from 1 up, not {value!r}")
+        if self.stream is not None:
+            try:
+                layout.encode(self.stream)
+            except (ValueError, AttributeError) as error:
+                raise UsageError(f"stream {self.stream!r:.80} cannot be used: {error}") from None
+        return self
