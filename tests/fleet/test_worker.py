@@ -62,6 +62,7 @@ def test_term_gives_back_what_has_not_begun_and_finishes_what_has(
     spawned: Spawned, root: Root
 ) -> None:
     worker = start_worker(spawned, root, slots=1)
+    root.results(root.submit([[1]], fn="double"))  # tasks are short: one may wait behind another
     running = root.submit([slow(root, 1.5)], fn="append")
     wait_until(lambda: begun(root), 10, "it begins")
     waiting = root.submit([[1]], fn="double")
