@@ -155,7 +155,7 @@ def start(launcher: Launcher, action: Action, about: Subject, request: LaunchReq
     try:
         started = launcher.start(action.host, request)
     except LaunchError as error:
-        if error.code == "already_running":
+        if error.not_ours:
             return Done(action, about.launch, warnings=(str(error),))
         return _failed(action, about, error)
     except Exception as error:

@@ -11,11 +11,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ctl import launching, render, stopping
 from ctl.fleet import fan_out
 from ctl.launchers.base import Launcher, Started
+from ctl.launchers.errors import LaunchError
 from fsworker.errors import DeadlineExceeded, FleetError, FormatError, Refused
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
@@ -49,17 +50,36 @@ def bring_up(crew: Crew, ready_timeout: float) -> dict[str, Started]:
 
     The time to be ready begins when the last host was launched: a long list takes its time.
     """
+    spared = Spared()
     try:
-        started = _launch(crew)
+        started = _launch(crew, spared)
         await_ready(crew, ready_timeout)
     except BaseException as error:
         log.info("the start failed: %s", error)
-        _undo(crew)
+        _undo(crew, spared)
         raise
     return started
 
 
-def _launch(crew: Crew) -> dict[str, Started]:
+@dataclass
+class Spared:
+    """Hosts that need no undoing. `others`: somebody else's launch runs there, and must go on.
+
+    `idle`: it is certain that nothing was started there.
+    """
+
+    others: set[str] = field(default_factory=set)
+    idle: set[str] = field(default_factory=set)
+
+    def note(self, host: str, error: FleetError) -> None:
+        """Learn from why a host did not start."""
+        if isinstance(error, LaunchError) and error.not_ours:
+            self.others.add(host)
+        elif isinstance(error, LaunchError) and error.nothing_ran:
+            self.idle.add(host)
+
+
+def _launch(crew: Crew, spared: Spared) -> dict[str, Started]:
     lock = threading.Lock()
 
     def start(host: str) -> Started:
@@ -67,7 +87,9 @@ def _launch(crew: Crew) -> dict[str, Started]:
             started = crew.launcher.start(host, launching.request_for(crew.meta, host))
         except FleetError as error:
             with lock:
-                crew.complain(f"FAIL start {host} rc={error.exit_code} {render.clean(error)}")
+                spared.note(host, error)
+                why = stopping.reason_of(host, error)
+                crew.complain(f"FAIL start {host} rc={error.exit_code} {why}")
             raise
         with lock:
             crew.say(started_line(host, started, crew.meta.respawn))
@@ -93,12 +115,12 @@ def _summary(count: int, failed: Sequence[tuple[str, BaseException]]) -> FleetEr
     host, first = failed[0]
     if len(failed) == 1 and isinstance(first, FleetError):
         return first
-    kinds = {type(error) for _, error in failed}
-    kind = kinds.pop() if len(kinds) == 1 else FleetError
+    codes = {getattr(error, "exit_code", FleetError.exit_code) for _, error in failed}
+    code = codes.pop() if len(codes) == 1 else FleetError.exit_code
     text = f"{len(failed)} of {count} hosts did not start, the first: {render.clean(first)}"
-    if kind in (DeadlineExceeded, Refused):
-        return DeadlineExceeded(text, host=host) if kind is DeadlineExceeded else Refused(text)
-    return FleetError(text, host=host)
+    kinds = (DeadlineExceeded, Refused)
+    kind = next((kind for kind in kinds if kind.exit_code == code), FleetError)
+    return kind(text, host=host)
 
 
 def await_ready(crew: Crew, timeout: float) -> None:
@@ -153,12 +175,21 @@ def _readiness(store: Store, host: str, launch: int, names: set[str]) -> str | N
     return None if beat.ready else "it beats but is not ready"
 
 
-def _undo(crew: Crew) -> None:
-    """Stop everything of this start, also what may come up only now."""
-    crew.complain(f"stopping what was started (grace {UNDO_GRACE:g} s)")
+def _undo(crew: Crew, spared: Spared) -> None:
+    """Stop everything of this start, also what may come up only now; nothing of anybody else's.
+
+    Where nothing was started only the intent is written: an earlier try whose answer was lost may
+    have left a worker there after all, and ends by it.
+    """
+    ours = [host for host in crew.hosts if host not in spared.others]
+    hosts = [host for host in ours if host not in spared.idle]
     try:
+        stopping.write_intents(crew.store, crew.meta, ours)
+        if not hosts:
+            return
+        crew.complain(f"stopping what was started (grace {UNDO_GRACE:g} s)")
         report = stopping.stop_hosts(
-            crew.store, crew.meta, crew.hosts, crew.launcher, UNDO_GRACE, None, crew.width
+            crew.store, crew.meta, hosts, crew.launcher, UNDO_GRACE, None, crew.width
         )
     except (FleetError, OSError) as error:
         crew.complain(f"could not stop what was started: {render.clean(error)}")

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 
-from ctl import beats, locks, removal, roots
+from ctl import beats, locks, removal, roots, signs
 from fsworker.errors import FormatError, Refused
-from fsworker.identity import RUNNING, Place, state_of
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store, storage_error
-from fsworker.protocol.records.run import HostIdentity, LaunchMeta
+from fsworker.protocol.records.run import LaunchMeta
 
 STALE = 15.0
 """Seconds without a beat after which a worker counts as silent, where the run names no limit."""
@@ -72,7 +71,7 @@ def refuse_if_alive(store: Store) -> None:
             "run ctl stop first",
             path=store.root,
         )
-    here = _living_here(store)
+    here = signs.living_here(store, _names(store, layout.CTL))
     if here:
         raise Refused(
             f"{store.root} is alive: process {here[1]} of {here[0]} runs here: run ctl stop first",
@@ -96,22 +95,6 @@ def _stale_limit(store: Store) -> float:
     except (OSError, FormatError):
         return STALE
     return max(meta.heartbeat_stale, 5.0)
-
-
-def _living_here(store: Store) -> tuple[str, int] | None:
-    """(host, pid) of a process of the run that is proven to live on this machine."""
-    for name in _names(store, layout.CTL):
-        if not name.endswith(".identity.json"):
-            continue
-        rel = f"{layout.CTL}/{name}"
-        try:
-            who: HostIdentity = HostIdentity.from_json(store.read(rel), rel)
-        except (OSError, FormatError):
-            continue
-        for process in (who.wrapper, who.worker):
-            if process and state_of(process, Place.here(process.host)) in RUNNING:
-                return process.host, process.pid
-    return None
 
 
 def _names(store: Store, folder: str) -> list[str]:

@@ -87,7 +87,7 @@ def _judge(outcome: Outcome[Stopped], report: Report, beating: frozenset[str]) -
     host, answer = outcome.host, outcome.value
     if answer is None:
         report.failed.append(host)
-        report.problems.append(f"host {host}: not stopped: {render.clean(outcome.error)}")
+        report.problems.append(f"host {host}: not stopped: {reason_of(host, outcome.error)}")
         return
     report.problems += [f"warning: host {host}: {render.clean(w)}" for w in answer.warnings]
     left = [p for p in answer.left if p.state not in PROVABLY_DEAD]
@@ -98,6 +98,11 @@ def _judge(outcome: Outcome[Stopped], report: Report, beating: frozenset[str]) -
     else:
         ran = answer.was_running or host in beating
         (report.stopped if ran else report.idle).append(host)
+
+
+def reason_of(host: str, error: BaseException | None) -> str:
+    """Why, without the host's name, which the sentence around it has already."""
+    return render.clean(error).removeprefix(f"host {host}").lstrip(": ")
 
 
 def revoke(store: Store, host: str, patience: float = 5.0) -> int:

@@ -16,7 +16,7 @@ from ctl import (
     render,
     roots,
     rundir,
-    statusview,
+    signs,
     watcher,
 )
 from ctl.commands.restart_host import complain
@@ -86,15 +86,20 @@ def command(session: Session, /, **options: Any) -> int:
 
     Everything is checked first. If one host fails, all that was started is stopped again.
     """
-    plan = make_plan(session, options)
-    live = check_disk(session, plan, options["replace"])
+    root, run_id = choose_place(session, options)
+    plan = make_plan(session, options, root, run_id)
+    check_disk(plan)
+    check_live(plan, options["replace"])
     if options["dry_run"]:
         _dry_run(session, plan)
         return 0
-    if live:
-        _replace(session, live)
     store = rundir.lay(plan)
     with locks.verb_lock(store, "start"):
+        # Again: another start may have been here while this one waited for its turn.
+        plan = make_plan(session, options, root, run_id)
+        live = check_live(plan, options["replace"])
+        if live:
+            _replace(session, live)
         rundir.publish(plan, store)
         started = _launch(session, plan, store)
     if options["with_watch"]:
@@ -111,16 +116,22 @@ def command(session: Session, /, **options: Any) -> int:
     return 0
 
 
-def make_plan(session: Session, options: dict[str, Any]) -> Plan:
-    """Everything that can be decided without touching the disk."""
+def choose_place(session: Session, options: dict[str, Any]) -> tuple[str, str]:
+    """(run root, run id) of the start; what cannot be changed by waiting for a lock."""
     config = session.config
     base = options["root"] if options["root"] is not None else config.get("root")
     if base is None:
         raise UsageError("no root is named: give --root, or set FLEET_ROOT to the folder for runs")
     if options["run_id"] is not None:
         roots.check_part(options["run_id"], "--run-id")
+    if not options["fn"] and config.source("fn") == "default":
+        session.note(f"no --fn is given: serving {config.get('fn')[0]}")
     run_id = options["run_id"] or roots.new_run_id()
-    root = roots.run_root(base, options["experiment"], options["trial"], run_id)
+    return roots.run_root(base, options["experiment"], options["trial"], run_id), run_id
+
+
+def make_plan(session: Session, options: dict[str, Any], root: str, run_id: str) -> Plan:
+    """Everything that can be decided without touching the disk, by what is there now."""
     before = _existing(root)
     if before and not options["run_id"]:
         run_id = before.manifest.run_id  # a run that is started again stays the same run
@@ -137,9 +148,7 @@ def make_plan(session: Session, options: dict[str, Any]) -> Plan:
         respawn=not options["no_respawn"],
         flags={name: options[name] for name in names if options[name] is not None},
     )
-    if not options["fn"] and config.source("fn") == "default":
-        session.note(f"no --fn is given: serving {config.get('fn')[0]}")
-    return planning.make(wish, config, session.allowed, root, run_id, before)
+    return planning.make(wish, session.config, session.allowed, root, run_id, before)
 
 
 def _existing(root: str) -> roots.Run | None:
@@ -150,29 +159,30 @@ def _existing(root: str) -> roots.Run | None:
         return None
 
 
-def check_disk(session: Session, plan: Plan, replace: bool) -> roots.Run | None:
-    """Check the place; the live run that is to be replaced, if there is one."""
-    group = plan.manifest.group
-    rundir.check_target(plan.root, group)
+def check_disk(plan: Plan) -> None:
+    """Check the place, and that hosts can be asked at all."""
+    rundir.check_target(plan.root, plan.manifest.group)
     launching.open_for(plan.meta).close()
+
+
+def check_live(plan: Plan, replace: bool) -> roots.Run | None:
+    """The live run that is to be replaced, if there is one; Refused when it is not to be."""
     run = _existing(plan.root)
     if run is None:
         return None
     rundir.check_shards(run.store, plan.manifest.shard_count)
-    alive = statusview.alive_hosts(run, run.meta.heartbeat_stale if run.meta else 15.0)
-    if alive and not replace:
+    sign = signs.of_life(run)
+    if sign and not replace:
         raise Refused(
-            f"{plan.root} is live, {len(alive)} workers beat there ({', '.join(alive[:4])}): "
-            "stop it first, or give --replace",
-            path=plan.root,
+            f"{plan.root} is live, {sign}: stop it first, or give --replace", path=plan.root
         )
-    return run if alive else None
+    return run if sign else None
 
 
 def _replace(session: Session, run: roots.Run) -> None:
+    """Stop what lives. The verb lock must be held."""
     session.note(f"--replace: stopping the workers of {run.root}")
-    with locks.verb_lock(run.store, "start --replace"):
-        report = stop_run(session, run, session.config.get("grace"), None)
+    report = stop_run(session, run, session.config.get("grace"), None)
     if report.failed:
         raise Refused(f"nothing is started: {'; '.join(report.problems)}", path=run.root)
 

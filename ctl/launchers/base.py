@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
 from ctl.launchers import script
-from ctl.launchers.errors import LaunchError, no_reply
+from ctl.launchers.errors import ALREADY_RUNNING, LaunchError, no_reply
 from fsworker.errors import Refused
 from fsworker.protocol.records.run import HostIdentity
 
@@ -176,7 +176,7 @@ class ScriptLauncher:
         reply = self._ask(host, START, asked, self.timeouts.start)
         # A first try may have taken effect although its answer was lost. The launch number is
         # new for every start, so the same number is the same start.
-        again = reply.get("code") == "already_running" and reply.get("launch") == request.launch
+        again = reply.get("code") == ALREADY_RUNNING and reply.get("launch") == request.launch
         if not reply["ok"] and not again:
             raise _refusal(host, START, reply)
         return Started(

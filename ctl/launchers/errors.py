@@ -9,7 +9,10 @@ from __future__ import annotations
 import copy
 
 from ctl.launchers.script import ReplyReader
-from fsworker.errors import FleetError
+from fsworker.errors import FleetError, Refused
+
+ALREADY_RUNNING = "already_running"
+"""The host side's code when a wrapper or a worker of the run is there."""
 
 STAGES = ("connect", "banner", "hostkey", "auth", "command", "reply", "timeout")
 
@@ -41,6 +44,19 @@ class LaunchError(FleetError):
         self.timed_out = timed_out
         self.denied = denied
         self.code = code
+        if stage == "hostkey" or code == ALREADY_RUNNING:
+            self.exit_code = Refused.exit_code  # it could be done, and must not
+
+    @property
+    def not_ours(self) -> bool:
+        """Whether another launch runs there, which whoever tried this one must leave alone."""
+        return self.code == ALREADY_RUNNING
+
+    @property
+    def nothing_ran(self) -> bool:
+        """Whether it is certain that the host side started nothing, or undid what it started."""
+        early = self.stage in ("connect", "banner", "hostkey", "auth") or self.denied is not None
+        return early or (self.stage == "command" and self.code is not None)
 
     @property
     def worth_retrying(self) -> bool:
