@@ -262,7 +262,13 @@ def _healthy(
     if base is not State.READY or o.beat is None or past.ready_at is None:
         return new, []
     old = tuple(x for x in o.owners if x != o.beat.incarnation)
-    if old and now - past.ready_at >= REPLACED_AFTER and _revoke_due(past, now):
+    names = " ".join(old)
+    if names != past.replaced:
+        # Not at first sight: a life has its folder before its first beat, and until then what
+        # is seen to beat is its predecessor.
+        return replace(new, replaced=names, replaced_at=now if old else None), []
+    since = max(past.ready_at, now if past.replaced_at is None else past.replaced_at)
+    if old and now - since >= REPLACED_AFTER and _revoke_due(past, now):
         return replace(new, revoked_at=now), [Action(Do.REVOKE, o.host, "replaced", old)]
     return new, []
 

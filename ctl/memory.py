@@ -34,6 +34,7 @@ class HostMemory:
     last healthy stretch. `misses`: probes and stops in a row that settled nothing.
     `trouble_at`: since when the host has been out of reach or could not be ended.
     `between_at`: since when `between` (an incarnation) has been dead with its wrapper alive.
+    `replaced_at`: since when there have been claims of lives (`replaced`) that do not beat.
     `bad_at`: since when its status has not been readable, for one who looks once.
     `owed`: it was stopped to be started again, and why. `state` and `words`: what it was last said
     to be, if that was a reason to worry.
@@ -56,6 +57,8 @@ class HostMemory:
     between: str = ""
     between_at: float | None = None
     revoked_at: float | None = None
+    replaced: str = ""
+    replaced_at: float | None = None
     bad_at: float | None = None
     owed: str = ""
     state: str = ""

@@ -246,13 +246,29 @@ def test_a_host_whose_status_cannot_be_read_here_is_asked_again_now_and_then():
 
 def test_claims_of_a_life_that_was_replaced_are_returned_without_blame():
     seen = replace(SEEN, owners=("b" * 12, LIFE))
-    past = HostMemory(launch=1, ready_at=NOW - 30)
+    past = HostMemory(launch=1, ready_at=NOW - 60)
+    actions, past = step(seen, past=past, now=NOW - 30)
+    assert actions == []
     actions, after = step(seen, past=past)
 
     assert [(a.do, a.owners, a.died) for a in actions] == [(Do.REVOKE, ("b" * 12,), False)]
     assert step(seen, past=after, now=NOW + REVOKE_AGAIN - 1)[0] == []
-    assert step(seen, past=HostMemory(launch=1, ready_at=NOW - 29))[0] == []
+    assert step(seen, past=replace(past, ready_at=NOW - 29))[0] == []
     assert step(replace(seen, owners=(LIFE,)), past=past)[0] == []
+
+
+def test_a_life_that_has_not_beaten_yet_is_not_taken_for_one_that_was_replaced():
+    """Its folder is there before its first beat; the last beat of its predecessor is fresh."""
+    newborn, long_ago = "b" * 12, NOW - 1000
+    seen = replace(SEEN, owners=(newborn, LIFE))
+    past = HostMemory(launch=1, ready_at=long_ago)
+    actions, past = step(seen, past=past)
+    assert actions == []
+    # It beats, and later another one is born: each has its own time.
+    _, past = step(replace(SEEN, owners=(LIFE,)), past=past, now=NOW + 1)
+    actions, past = step(replace(SEEN, owners=(LIFE, "c" * 12)), past=past, now=NOW + 60)
+    assert actions == []
+    assert past.replaced_at == NOW + 60
 
 
 @pytest.mark.parametrize("change", [{"stop": True}, {"allowed": False}])
