@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 _REMOTE = "fsworker.remote"
 _LAZY = {
+    "AlreadyDelivered": _REMOTE,
     "Client": "fsworker.client",
     "NoWorkers": "fsworker.errors",
     "NotSent": _REMOTE,
@@ -27,6 +28,7 @@ _MODULES = ("rewards",)
 """Modules that users reach as attributes of the package."""
 
 __all__ = [
+    "AlreadyDelivered",
     "Client",
     "NoWorkers",
     "NotSent",

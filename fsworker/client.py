@@ -6,11 +6,8 @@
             ...
 
 What a client promises: each task has exactly one answer, a value or an exception that says what
-happened. What it does not: once its process is dead, nobody holds its futures. What was sent still
-finishes, its results stay in its stream until somebody takes them: a client that is given the same
-`stream` name leaves them alone (they carry the dead one's incarnation), `recover` hands them out.
-A task is answered to one client once, but a task that is submitted anew is a new task: whoever
-resumes decides by what `recover` gives which ones to submit again.
+happened. Once its process is dead nobody holds its futures, but what was sent finishes, and its
+results stay in its stream: `recover` hands them out, and so does `submit_as` for ids.
 
 A client may be used from many threads, forked and pickled: the child, or whoever unpickles it,
 begins anew with threads and an incarnation of its own. Futures stay with the process that made
@@ -26,18 +23,19 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any
 
 from fsworker.allowed import AllowedFunctions
 from fsworker.engine import Engine
-from fsworker.errors import NotRunning, UsageError
+from fsworker.errors import UsageError
 from fsworker.futures import TaskFuture
+from fsworker.idbook import TaskId, checked_id, note_taken
 from fsworker.mapping import MapCall
-from fsworker.protocol import layout
-from fsworker.protocol.fsops import Store, storage_error
-from fsworker.protocol.records.run import Manifest
+from fsworker.protocol.fsops import Store
 from fsworker.recovery import Recovered, recover
 from fsworker.remote import (
+    AlreadyDelivered,
     NotSent,
     TaskCancelled,
     TaskCrashed,
@@ -46,12 +44,13 @@ from fsworker.remote import (
     TaskTimeout,
     WorkerDied,
 )
-from fsworker.settings import Settings
+from fsworker.settings import Settings, read_manifest
 from fsworker.taskpack import TaskPacker
 from fsworker.terms import Options, Terms, make_options
 from fsworker.variant import Fn, Variant
 
 __all__ = [
+    "AlreadyDelivered",
     "Client",
     "NotSent",
     "Recovered",
@@ -61,6 +60,7 @@ __all__ = [
     "TaskExpired",
     "TaskTimeout",
     "WorkerDied",
+    "read_manifest",
 ]
 
 AT_EXIT = 10.0
@@ -131,24 +131,41 @@ class Client(Executor):
         """
         return self._call(self._terms(fn), args, kwargs)
 
-    def _call(self, terms: Terms, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
+    def submit_as(self, task_id: TaskId, fn: Fn, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Send one call under an id of yours, once in this stream however often it is asked for.
+
+        What is under way, also from a client that died, is not sent again: the future gets its
+        result. What was answered before fails with AlreadyDelivered.
+        """
+        return self._call(self._terms(fn), args, kwargs, checked_id(task_id))
+
+    def _call(
+        self,
+        terms: Terms,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        task_id: TaskId | None = None,
+    ) -> Future[Any]:
         engine = self._running()
         future = TaskFuture(self._settling)
         try:
             with self._packing:
-                record = self._packer.call(args, kwargs)
+                record = self._packer.call(args, kwargs, task_id)
         except NotSent as error:
             future.set_running_or_notify_cancel()
             future.set_exception(error)
             return future
-        engine.submit(terms, record, future)
+        if task_id is not None:
+            known, new = engine.known.ask(task_id, future)
+            if not new:
+                return known
+        engine.submit(terms, record, future, task_id)
         return future
 
     def with_options(self, **options: Any) -> Variant:
         """This client with other options for the tasks that are sent through what is returned.
 
-        `timeout`, `priority`, `queue_limit`, `retries`, `retry_on` and `retry_delay`, as
-        `fsworker.terms.Options` has them. UsageError for one that is unknown or cannot be.
+        Those of `fsworker.terms.Options`. UsageError for one that is unknown or cannot be.
         """
         return Variant(self, make_options({"timeout": self._settings.timeout} | options))
 
@@ -184,15 +201,11 @@ class Client(Executor):
         return self._map(self._terms(fn), iterables, timeout, chunksize)
 
     def _map(
-        self,
-        terms: Terms,
-        iterables: tuple[Iterable[Any], ...],
-        timeout: float | None,
-        chunksize: int | None,
+        self, terms: Terms, rows: tuple[Iterable[Any], ...], timeout: float | None, size: int | None
     ) -> Iterator[Any]:
-        if chunksize is not None and chunksize < 1:
+        if size is not None and size < 1:
             raise ValueError("chunksize must be >= 1.")
-        call = MapCall(self._running(), terms, iterables, size=chunksize, timeout=timeout)
+        call = MapCall(self._running(), terms, rows, size=size, timeout=timeout)
         call.feed()
         return call.results(self)
 
@@ -214,11 +227,13 @@ class Client(Executor):
 
         A result is removed from the stream once the next one is asked for, or the iteration ends.
         It ends when nothing more has been committed; what is still pending comes by a later call.
-        Not for use while another client of the same stream lives: it would be robbed.
+        Not for use while another client of the stream lives: it would be robbed.
         """
         if self._settings.stream is None:
             raise UsageError("only a client with a stream name can recover: give stream=")
-        return recover(self._store, self._settings.stream, self._is_mine)
+        taken = partial(note_taken, self._store, self._settings.stream)
+        known = self._engine.known.taken if self._engine else taken
+        return recover(self._store, self._settings.stream, self._is_mine, known)
 
     def _is_mine(self, batch: str) -> bool:
         engine = self._engine
@@ -256,21 +271,6 @@ class Client(Executor):
         self._settling = threading.Condition()
         self._packer = TaskPacker()
         _clients.add(self)
-
-
-def read_manifest(store: Store) -> Manifest:
-    """What a run is. NotRunning when there is none; FormatError for another version."""
-    path = store.path(layout.MANIFEST)
-    try:
-        data = store.read(layout.MANIFEST)
-    except (FileNotFoundError, NotADirectoryError):
-        raise NotRunning(
-            f"there is no run at {store.root}: {layout.MANIFEST} is missing", path=store.root
-        ) from None
-    except OSError as error:
-        raise storage_error(error, "read", path) from None
-    manifest: Manifest = Manifest.from_json(data, path)
-    return manifest
 
 
 def _unpickle(root: str, options: dict[str, Any]) -> Client:

@@ -20,6 +20,8 @@ from fsworker.aborting import Aborting
 from fsworker.bookkeeping import Bookkeeping
 from fsworker.delivery import Delivered, Delivery, Want
 from fsworker.errors import FleetError
+from fsworker.idbook import IdBook, TaskId
+from fsworker.known import KnownIds
 from fsworker.liveness import Liveness
 from fsworker.outbound import Call
 from fsworker.pace import Pace
@@ -52,6 +54,9 @@ class Engine:
         self._transit = Transit(settings.outstanding)
         self._aborting = Aborting(store, self._transit)
         self._books = Bookkeeping(store, self._encoded, self.incarnation)
+        self._news = threading.Event()
+        book = IdBook(store, self._encoded, self.incarnation, journal=settings.stream is not None)
+        self.known = KnownIds(book, self._transit, self._news.set)
         self._sending = Sending(
             store,
             manifest,
@@ -60,12 +65,12 @@ class Engine:
             settings.batch_size,
             self._transit,
             self._books,
+            self.known,
         )
         self._queue = self._sending.queue
         self._delivery = Delivery(store, self._encoded, self._judge, self._books)
         self._liveness = Liveness(store, settings.no_worker_timeout)
         self._wake = threading.Event()
-        self._news = threading.Event()
         self._closing = False
         self._sent_all = False
         self._broken: BaseException | None = None
@@ -77,17 +82,19 @@ class Engine:
         self._sender.start()
         self._reader.start()
 
-    def submit(self, terms: Terms, record: bytes, future: Future[Any]) -> None:
+    def submit(
+        self, terms: Terms, record: bytes, future: Future[Any], task_id: TaskId | None = None
+    ) -> None:
         """Queue a call; waits while too many are unanswered, except in a future's callback."""
         self._check()
         # A callback that waited in the reading thread would wait for itself.
         waits = threading.get_ident() != self._reader.ident
         self._transit.admit(1, self._is_over if waits else None)
         self._check()
-        if terms.priority == 0 and terms.options.queue_limit is None:
+        if terms.priority == 0 and terms.options.queue_limit is None and task_id is None:
             self._queue.add_call(Call(terms, record, future))
         else:
-            self._queue.add_prior(Call(terms, record, future, time.monotonic()))
+            self._queue.add_prior(Call(terms, record, future, time.monotonic(), task_id))
         self._added()
 
     def send(self, strip: Strip) -> None:
@@ -211,7 +218,8 @@ class Engine:
         except OSError as error:
             log.warning("cannot read results in %s yet: %s", self._store.root, error)
         for delivered in kept:
-            self._delivery.forget(delivered)
+            if self.known.settled(delivered.batch):
+                self._delivery.forget(delivered)
             self._aborting.answered(delivered.batch)
         return came
 
@@ -237,6 +245,9 @@ class Engine:
     def _judge(self, batch: str) -> Want:
         if batch in self._transit:
             return Want.TAKE
+        known = self.known.judge(batch)
+        if known is not None:
+            return known
         mine = batch.rsplit("-", 2)[1] == self.incarnation
         return Want.DROP if mine else Want.LEAVE
 

@@ -13,11 +13,10 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
 
+from fsworker.idbook import TaskId
 from fsworker.receivers import Futures, Receiver, Strip
 from fsworker.sizing import Sizer
 from fsworker.terms import Terms
-
-TaskId = str | int
 
 _FINENESS = 50
 """A batch limits the time in the queue for all of its tasks; this is how exact that is: a part."""

@@ -35,8 +35,14 @@ class Recovered:
     error: TaskError | None
 
 
-def recover(store: Store, stream: str, is_mine: Callable[[str], bool]) -> Iterator[Recovered]:
-    """The committed results of a stream but those of batches that are `is_mine`."""
+def recover(
+    store: Store,
+    stream: str,
+    is_mine: Callable[[str], bool],
+    taken: Callable[[str], None] = lambda batch: None,
+) -> Iterator[Recovered]:
+    """The committed results of a stream but those of batches that are `is_mine`. `taken` is told
+    of each batch whose tasks have ids, before it is removed."""
 
     def judge(batch: str) -> Want:
         return Want.LEAVE if is_mine(batch) else Want.TAKE
@@ -46,6 +52,10 @@ def recover(store: Store, stream: str, is_mine: Callable[[str], bool]) -> Iterat
         _close_accounts(store, layout.outbox_dir(layout.encode(stream)), is_mine)
         for delivered in delivery.poll(early=False):
             yield from _each(delivered)
+            if any(
+                isinstance(row, list) and row[1:2] not in ([], [None]) for row in delivered.rows
+            ):
+                taken(delivered.batch)
             delivery.forget(delivered)
     except OSError as error:
         path = layout.outbox_dir(layout.encode(stream))

@@ -80,6 +80,19 @@ class TaskExpired(TaskError):
     """The task waited longer than its `queue_limit` allows; it was not executed."""
 
 
+class AlreadyDelivered(FleetError):
+    """The answer for an id was handed over before; the stream remembers that, not the answer."""
+
+    def __init__(self, task_id: object) -> None:
+        super().__init__(
+            f"the task {task_id!r:.80} was answered before: this stream has delivered its result"
+        )
+        self.task_id = task_id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (AlreadyDelivered, (self.task_id,))
+
+
 class NotSent(UsageError):
     """A task that cannot be packed, or is too large; nobody has seen it but its client."""
 

@@ -13,9 +13,10 @@ import time
 
 from fsworker.bookkeeping import Bookkeeping
 from fsworker.errors import FleetError
+from fsworker.known import KnownIds
 from fsworker.outbound import Outbound, Outgoing
 from fsworker.protocol import layout, segment, turns
-from fsworker.protocol.fsops import Store
+from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import Token
 from fsworker.protocol.records.run import Manifest
 from fsworker.protocol.segment import Segment
@@ -42,6 +43,7 @@ class Sending:
         sizes: int,
         transit: Transit,
         books: Bookkeeping,
+        known: KnownIds,
     ) -> None:
         self.shards = [w.shard for w in manifest.workers] or list(range(manifest.shard_count))
         self.sizer = Sizer(sizes, len(self.shards))
@@ -51,6 +53,7 @@ class Sending:
         self._incarnation = incarnation
         self._transit = transit
         self._books = books
+        self._known = known
         self._submitter = Submitter(store, incarnation)
         self._numbers = itertools.count()
         self._next_shard = int(incarnation, 16) % len(self.shards)
@@ -110,14 +113,23 @@ class Sending:
         self._transit.register(token.batch, outgoing.receiver)
         self._books.sent(token.batch, len(outgoing.records))
         try:
+            self._note_ids(token.batch, outgoing)
             self._submitter.prepare(token, self._encode(outgoing))
             self._submitter.enqueue(token)
         except FleetError as error:
             failure = error
             self._books.unsent(token.batch)
+            self._known.unsent(token.batch)
             self._transit.finish(token.batch, lambda receiver: receiver.fail(failure))
             return None
         return shard
+
+    def _note_ids(self, batch: str, outgoing: Outgoing) -> None:
+        if outgoing.ids:
+            try:
+                self._known.sent(batch, outgoing.ids)
+            except OSError as error:
+                raise storage_error(error, "note the ids of", batch) from None
 
     def _choose(self) -> int:
         if self._awake is not None and not self._transit.on_their_way:

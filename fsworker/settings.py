@@ -1,11 +1,13 @@
-"""What a client may be told when it is made, and whether that makes sense."""
+"""What a client starts from: what it was told, checked, and what the run says of itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsworker.errors import UsageError
+from fsworker.errors import NotRunning, UsageError
 from fsworker.protocol import layout
+from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.records.run import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +37,18 @@ class Settings:
             except (ValueError, AttributeError) as error:
                 raise UsageError(f"stream {self.stream!r:.80} cannot be used: {error}") from None
         return self
+
+
+def read_manifest(store: Store) -> Manifest:
+    """What a run is. NotRunning when there is none; FormatError for another version."""
+    path = store.path(layout.MANIFEST)
+    try:
+        data = store.read(layout.MANIFEST)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotRunning(
+            f"there is no run at {store.root}: {layout.MANIFEST} is missing", path=store.root
+        ) from None
+    except OSError as error:
+        raise storage_error(error, "read", path) from None
+    manifest: Manifest = Manifest.from_json(data, path)
+    return manifest

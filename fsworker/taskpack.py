@@ -34,8 +34,10 @@ class TaskPacker:
     def __init__(self) -> None:
         self._plain = plain_packer()
 
-    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], task_id: Any = None) -> bytes:
         """The record of a call. Raises NotSent."""
+        if task_id is not None:
+            return self.fields([task_id, list(args), dict(kwargs)])
         return self.fields([None, list(args), dict(kwargs)]) if kwargs else self.args(args)
 
     def args(self, args: Sequence[Any]) -> bytes:

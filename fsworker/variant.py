@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from fsworker.idbook import TaskId
 from fsworker.terms import Options, Terms
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ class Variant:
     def submit(self, fn: Fn, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Send one call, as `Client.submit` does."""
         return self._client._call(self._terms(fn), args, kwargs)
+
+    def submit_as(self, task_id: TaskId, fn: Fn, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Send one call under an id, as `Client.submit_as` does."""
+        return self._client._call(self._terms(fn), args, kwargs, task_id)
 
     def map(
         self,
