@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 REPO = os.path.dirname(HERE)
@@ -42,7 +42,7 @@ class Fleet:
             *("--repo", HERE, "--root", self.root, "--run-id", "bench", *fns, *more),
         )
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> Self:
         try:
             self._ctl(*self._start)
         except BaseException:

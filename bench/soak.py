@@ -32,7 +32,7 @@ from fsworker.protocol import layout
 from report import Report, eventually
 from soak_client import FUNCTION, STREAM
 from soak_commits import Commits
-from soak_processes import Process
+from soak_processes import Mercy, Process
 from soak_record import Kind, Progress, Reader, short
 
 WEIGHTS = {"slot": 10.0, "zygote": 4.0, "worker": 2.0, "wrapper": 1.0, "client": 1.5}
@@ -121,6 +121,7 @@ class Soak:
         self.samples: list[dict[str, Any]] = []
         self._reader = Reader(self.client.record)
         self._draw = random.Random(args.seed)
+        self._mercy = Mercy()
         self._began = self._heard = time.monotonic()
         self._waits: list[tuple[int, float]] = []
         self._watcher = int(eventually(lambda: _text(f"{run.root}/ctl/watch.pid"), 60, "a watcher"))
@@ -179,7 +180,7 @@ class Soak:
     # -- what is done now and then
 
     def _kill(self) -> None:
-        there = soak_processes.of_hosts(self.token)
+        there = self._mercy.spare(soak_processes.of_hosts(self.token), time.monotonic())
         if self.client.pid:
             there.append(Process("client", "", self.client.pid))
         target = soak_processes.choose(self._draw, WEIGHTS, there)
@@ -190,6 +191,7 @@ class Soak:
             self._waits.append((self.client.life, time.monotonic()))
         if soak_processes.kill(target, self.token):
             self.found.kills[target.kind] += 1
+            self._mercy.killed(target)
             if target.kind == "slot":
                 self.found.slots.append((target.pid, time.time_ns()))
             if target.kind != "client":
@@ -268,6 +270,7 @@ def soak(folder: str, args: argparse.Namespace, out: Report) -> int:
 def main() -> int:
     """Run it in a folder of its own."""
     args = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing of it is left
     folder = tempfile.mkdtemp(prefix="soak-")
     try:
         return soak(folder, args, Report("soak", args))

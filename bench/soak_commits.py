@@ -17,11 +17,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fsworker.protocol import layout
-from soak_processes import Process
+from soak_processes import ENDS_LIFE, Process
 
 _MOVED_TO, _CREATE, _OVERFLOW = 0x80, 0x100, 0x4000
 _EVENT = struct.Struct("iIII")
-ENDS_LIFE = ("worker", "wrapper")
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,11 @@ from fsworker import procfs
 
 TOKEN = "SOAK_TOKEN"
 KINDS = ("slot", "zygote", "worker", "wrapper", "client")
+ENDS_LIFE = ("worker", "wrapper")
+BURST = 3
+"""Deaths of a host's worker or wrapper in a row."""
+HEALTHY = 40.0
+"""Seconds of one life that reset the product's back-offs, and then some."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,33 @@ def choose(draw: random.Random, weights: dict[str, float], there: list[Process])
     at = draw.random()
     found = [p for p in there if p.kind == kind]
     return found[int(at * len(found))] if found else None
+
+
+class Mercy:
+    """Lets a host live for a healthy stretch after a burst of deaths.
+
+    Without it the back-offs of wrapper and watcher grow to minutes, as they should for what dies
+    and dies, and soon nobody is left to be killed.
+    """
+
+    def __init__(self) -> None:
+        self._deaths: Counter[str] = Counter()
+        self._lives: dict[str, tuple[str, float]] = {}
+
+    def spare(self, there: list[Process], now: float) -> list[Process]:
+        """Those who may be killed now."""
+        for process in there:
+            if process.kind == "worker":
+                life, since = self._lives.get(process.host, ("", now))
+                if life != process.life:
+                    self._lives[process.host] = process.life, now
+                elif now - since >= HEALTHY:
+                    self._deaths[process.host] = 0
+        return [p for p in there if p.kind not in ENDS_LIFE or self._deaths[p.host] < BURST]
+
+    def killed(self, process: Process) -> None:
+        """Count it."""
+        self._deaths[process.host] += process.kind in ENDS_LIFE
 
 
 def kill(process: Process, token: str) -> bool:
