@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from ctl.cli import main
+from ctl.entry import main
 
 sys.exit(main())

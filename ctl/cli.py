@@ -8,6 +8,7 @@ and raises FleetError for what a user can understand; all else ends in `main`.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
@@ -19,13 +20,16 @@ from typing import Any, NoReturn
 
 import click
 
+from ctl import stdio
 from ctl.session import Session
-from fsworker.errors import FleetError
+from fsworker.errors import FleetError, StorageError, UsageError
+from fsworker.protocol.fsops import storage_error
 
 log = logging.getLogger(__name__)
 
 COMMANDS = os.path.join(os.path.dirname(__file__), "commands")
 INTERRUPTED, BROKEN_PIPE = 130, 141
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _SUMMARY = re.compile(r'@click\.(?:command|group).*?\ndef .*?"""(.*?)(?:\n\s*\n|""")', re.DOTALL)
 
 
@@ -153,18 +157,18 @@ def main(argv: list[str] | None = None) -> int:
     args = sys.argv[1:] if argv is None else argv
     own = args[: args.index("--")] if "--" in args else args
     session = Session(json="--json" in own, debug="--debug" in own)
-    _configure_logging(session.debug)
-    _catch_signals()
     try:
+        stdio.prepare()
+        _configure_logging(session.debug)
+        _catch_signals()
         return _run(args, session)
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
+        stdio.complain(error.ctx.get_help() if error.ctx else error.format_message())
         return 2
     except BrokenPipeError:
-        # The reader of our output left; a second error at interpreter exit would be noise.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        stdio.abandon_stdout()  # its reader left
         return BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as error:
         return _report(error, session)
@@ -187,13 +191,22 @@ def _report(error: BaseException, session: Session) -> int:
 
         traceback.print_exception(error, file=sys.stderr)
     sentence, code = _explain(error)
-    if session.json:
-        from ctl import render
+    try:
+        # Also what was printed before the error came: or Python fails on it at its very end.
+        sys.stdout.flush()
+        if session.json:
+            from ctl import render
 
-        fields = {k: getattr(error, k, None) for k in ("path", "host", "action")}
-        render.error(sentence, code, type(error).__name__, fields)
-    else:
-        print(f"ctl: {sentence}", file=sys.stderr)
+            fields = {k: getattr(error, k, None) for k in ("path", "host", "action")}
+            render.error(sentence, code, type(error).__name__, fields)
+            return code
+    except BrokenPipeError:
+        stdio.abandon_stdout()
+        code = BROKEN_PIPE
+    except OSError:
+        stdio.abandon_stdout()
+        code = StorageError.exit_code
+    stdio.complain(f"ctl: {sentence}")
     return code
 
 
@@ -207,6 +220,11 @@ def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt):
         number = error.args[0] if error.args and isinstance(error.args[0], int) else signal.SIGINT
         return "interrupted", 128 + number
+    if isinstance(error, OSError) and error.errno in _STORAGE:
+        where = error.filename if isinstance(error.filename, str) else "the output"
+        return str(storage_error(error, "write", where)), StorageError.exit_code
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        return "the folder that you are in is gone: change to another one", UsageError.exit_code
     text = " ".join(str(error).split()) or "no further detail"
     return f"unexpected {type(error).__name__}: {text} (run again with --debug for the place)", 1
 

@@ -142,7 +142,7 @@ def load(
 ) -> Config:
     """Read everything that is set. Raises UsageError naming file or variable, and the key."""
     environ = os.environ if environ is None else environ
-    file, looked = find_file(path, environ, cwd or os.getcwd())
+    file, looked = find_file(path, environ, cwd or _here())
     table = _read_file(file) if file else {}
     notes: list[str] = []
     settings = {
@@ -151,8 +151,16 @@ def load(
     return Config(settings, file, looked, tuple(notes))
 
 
+def _here() -> str | None:
+    """The folder that the command is called in; None when it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
 def find_file(
-    path: str | None, environ: Mapping[str, str], cwd: str
+    path: str | None, environ: Mapping[str, str], cwd: str | None
 ) -> tuple[str | None, tuple[str, ...]]:
     """The configuration file that holds, and all places that were looked at, in order.
 
@@ -165,7 +173,8 @@ def find_file(
             return os.path.abspath(asked), (asked,)
     home = environ.get("HOME") or os.path.expanduser("~")
     xdg = environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
-    places = (os.path.join(cwd, FILE_NAME), os.path.join(xdg, "shardfleet", FILE_NAME))
+    folders = ((cwd,) if cwd else ()) + (os.path.join(xdg, "shardfleet"),)
+    places = tuple(os.path.join(folder, FILE_NAME) for folder in folders)
     return next((p for p in places if os.path.isfile(p)), None), places
 
 
@@ -219,5 +228,7 @@ def _setting(known: Known, raw: Any, source: str, base: str | None) -> Setting:
         raise UsageError(f"{source}: {error}") from None
     if known.path:
         # A path in the file means the same from wherever a command is run.
-        value = os.path.join(base or os.getcwd(), os.path.expanduser(value))
+        value = os.path.expanduser(value)
+        if not os.path.isabs(value):
+            value = os.path.join(base or os.getcwd(), value)
     return Setting(value, source)

@@ -26,9 +26,13 @@ def document(fields: Mapping[str, Any]) -> None:
 
 
 def line(fields: Mapping[str, Any]) -> None:
-    """Print one JSON object on a line of its own."""
+    """Print one JSON object on a line of its own, in whatever encoding stdout has."""
     text = json.dumps(fields, ensure_ascii=False, allow_nan=False)
-    print(text.encode("utf-8", "backslashreplace").decode(), flush=True)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(fields, allow_nan=False)
+    print(text, flush=True)
 
 
 def error(sentence: str, code: int, kind: str, fields: Mapping[str, Any]) -> None:
