@@ -18,6 +18,8 @@ from fsworker.protocol.records.run import Heartbeat
 log = logging.getLogger(__name__)
 
 HEARTBEAT_LIMIT = 1 << 20
+EVERY = 2.0
+"""Seconds between two beats of a worker that is well."""
 
 
 def server_now(store: Store) -> float:

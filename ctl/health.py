@@ -97,7 +97,9 @@ class Beat(NamedTuple):
 class Observation:
     """What was seen of one host.
 
-    `age`: seconds since its beat changed; `since_launch`: since its latest launch was seen.
+    `age`: seconds since its beat changed; `since_launch`: since its latest launch was seen;
+    `since_birth`: since the first beat of this life, where that is known: a wrapper starts many
+    lives of one launch, and each needs its own time to get ready.
     `problem`: why the status could not be read this time, `blind`: because reading it failed here
     (I/O, permission), which says nothing about the host. `stop`: an intent covers the launch.
     `allowed`: it is one of the run's hosts. `owners`: its incarnations that hold claims.
@@ -108,6 +110,7 @@ class Observation:
     host: str
     launch: int = 0
     since_launch: float = 0.0
+    since_birth: float | None = None
     beat: Beat | None = None
     age: float | None = None
     problem: str | None = None
@@ -206,7 +209,7 @@ def still_beats(seen: Observation, limits: Limits) -> bool:
 
 
 def ready_deadline(seen: Observation, limits: Limits) -> float:
-    """How long a launch may take to get ready: longer after each that was too slow.
+    """How long a launch, or a later life of it, may take to be ready: longer after each too slow.
 
     A function that takes two minutes to import would otherwise be restarted for ever.
     """
@@ -241,9 +244,11 @@ def _by_word(beat: Beat, seen: Observation, limits: Limits) -> tuple[State, str]
         return State.UNWRAPPED, ""
     if beat.ready:
         return State.READY, ""
-    if seen.since_launch <= ready_deadline(seen, limits):
+    born = seen.since_launch if seen.since_birth is None else seen.since_birth
+    lived = min(born, seen.since_launch)
+    if lived <= ready_deadline(seen, limits):
         return State.STARTING, ""
-    return State.STUCK_STARTING, f"not ready after {seen.since_launch:.0f} s"
+    return State.STUCK_STARTING, f"not ready after {lived:.0f} s"
 
 
 def _confirmed(base: State, finding: Finding, seen: Observation) -> tuple[State, str]:

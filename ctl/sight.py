@@ -63,10 +63,10 @@ class Continuous:
             past = memory.get(host, HostMemory())
             new = notice(past, beat, launch, now, self._limits, fresh=fresh)
             after[host] = new
+            told = _observation(report, meta, host, reading, new, allowed, beat, age)
             begun = self._since if new.launched_at is None else max(new.launched_at, self._since)
-            seen.append(
-                _observation(report, meta, host, reading, new, allowed, beat, age, now - begun)
-            )
+            born = None if new.born_at is None else now - max(new.born_at, self._since)
+            seen.append(replace(told, since_launch=now - begun, since_birth=born))
         self._ages.keep(report.readings)
         self._last = {h: b for h, b in self._last.items() if h in report.readings}
         return Sight(tuple(seen), after)
@@ -110,10 +110,10 @@ class Single:
             if bad_at is not None and now - bad_at <= self._limits.stale:
                 unclear.add(host)
             after[host] = new
+            told = _observation(report, meta, host, reading, new, allowed, reading.beat, age)
             since = 0.0 if new.launched_at is None else now - new.launched_at
-            seen.append(
-                _observation(report, meta, host, reading, new, allowed, reading.beat, age, since)
-            )
+            born = None if new.born_at is None else now - new.born_at
+            seen.append(replace(told, since_launch=since, since_birth=born))
         return Sight(tuple(seen), after, frozenset(unclear))
 
 
@@ -126,14 +126,12 @@ def _observation(
     allowed: frozenset[str],
     beat: Beat | None,
     age: float | None,
-    since_launch: float,
 ) -> Observation:
     launch = _launch(meta, host)
     stop = report.stops.get(host)
     return Observation(
         host,
         launch=launch,
-        since_launch=since_launch,
         beat=beat,
         age=age,
         problem=reading.problem,

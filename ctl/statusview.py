@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctl import health, memory
-from ctl.beats import read_beat, server_now
+from ctl.beats import EVERY, read_beat, server_now
 from ctl.memory import HostMemory
 from ctl.roots import Run, unknown
 from fsworker.protocol import layout
@@ -197,6 +197,7 @@ def _host(
         host,
         launch=launch,
         since_launch=since_launch,
+        since_birth=beat.seq * EVERY if beat else None,
         beat=health.Beat.of(beat) if beat else None,
         age=age,
         problem=problem,

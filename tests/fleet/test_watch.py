@@ -208,6 +208,25 @@ def test_a_worker_that_its_wrapper_restarts_is_left_to_it(fleet, client):
     assert fleet.events("restart") == []
 
 
+def test_a_slow_import_long_after_the_launch_is_a_start_and_no_hang(fleet, tmp_path):
+    module = tmp_path / "code" / "slow.py"
+    module.parent.mkdir()
+    module.write_text("import time\ntime.sleep(5)\ndef f(x):\n    return x\n")
+    fleet.start("n1", "--repo", str(module.parent), "--ready-timeout", "8", fn="slow:f")
+    watcher, launched = fleet.watch(), time.monotonic()
+    first, wrapper = fleet.beat()["incarnation"], fleet.pid("n1", "wrap.pid")
+    wait_until(lambda: time.monotonic() > launched + 9)  # the launch's own time is over
+    fleet.kill("n1", "pid")
+
+    wait_until(lambda: fleet.beat()["incarnation"] != first, 60)
+    assert fleet.status("n1")["state"] == "starting"
+    wait_until(lambda: fleet.beat()["ready"] and fleet.beat()["incarnation"] != first, 60)
+    end(watcher)
+    assert (fleet.pid("n1", "wrap.pid"), fleet.launch()) == (wrapper, 1)
+    assert "not_ready" not in fleet.said()
+    assert "stop n1" not in fleet.said()
+
+
 def test_a_frozen_worker_is_ended_and_only_then_its_claims_return(fleet, client, tmp_path):
     fleet.start(fn=f"{FUNCTIONS}:append")
     answer = client(str(tmp_path / "ran"), "once", 3, fn=f"{FUNCTIONS}:append")

@@ -40,6 +40,21 @@ LOOKS = [
     ),
     ("not ready yet", replace(SEEN, beat=beat(ready=False), since_launch=5), State.STARTING),
     ("never got ready", replace(SEEN, beat=beat(ready=False)), State.STUCK_STARTING),
+    (
+        "a young life of an old launch",
+        replace(SEEN, beat=beat(ready=False), since_birth=59.0),
+        State.STARTING,
+    ),
+    (
+        "a life that had its time",
+        replace(SEEN, beat=beat(ready=False), since_birth=61.0),
+        State.STUCK_STARTING,
+    ),
+    (
+        "a young launch whose beats are older than it",
+        replace(SEEN, beat=beat(ready=False), since_launch=5, since_birth=99.0),
+        State.STARTING,
+    ),
     ("refuses", replace(SEEN, beat=beat(ready=False, refused="no fn")), State.STUCK_STARTING),
     ("draining", replace(SEEN, beat=beat(draining=True)), State.DRAINING),
     ("said that it stopped", replace(SEEN, beat=beat(stopped=True)), State.STOPPED),

@@ -72,6 +72,20 @@ def test_reason_and_state_of_a_host(
     assert found.age == pytest.approx(age, abs=1.0)
 
 
+@pytest.mark.parametrize(
+    ("seq", "state"), [(5, "starting"), (29, "starting"), (40, "stuck starting")]
+)
+def test_a_life_of_an_old_launch_gets_its_own_time_to_be_ready(
+    tmp_path: Path, seq: int, state: str
+) -> None:
+    run = make_run(tmp_path)
+    old = time.time() - 7200
+    os.utime(tmp_path / layout.LAUNCH_META, (old, old))
+    beat(tmp_path, ready=False, seq=seq)
+    found = only(run)
+    assert (found.reason, found.state) == ("not_ready", state)
+
+
 def test_no_heartbeat_is_missing_and_the_run_not_running(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     look = statusview.look(run, 15.0)
