@@ -35,14 +35,16 @@ def find(run: Run, stream: str | None) -> Submission:
     """The submission whose results are meant: of this stream, or of the only one."""
     known = streams.names(run.store)
     if stream is None:
+        if not known:
+            raise UsageError(f"nothing was submitted to {run.root} yet: use ctl submit")
         if len(known) == 1:
             stream = known[0]
         else:
-            have = f"it has {', '.join(known)}" if known else "it has none"
-            raise UsageError(f"name the stream of the run at {run.root}: {have}")
+            have = ", ".join(known)
+            raise UsageError(f"name the stream of the run at {run.root}: it has {have}")
     submission = streams.read(run.store, Submission, streams.check_name(stream))
     if submission is None:
-        have = f"there are {', '.join(known)}" if known else "there is none yet"
+        have = f"there are {', '.join(known)}" if known else "there is none yet: use it first"
         raise UsageError(f"nothing was submitted to stream {stream!r} by `ctl submit`: {have}")
     return submission
 
@@ -50,26 +52,28 @@ def find(run: Run, stream: str | None) -> Submission:
 def gather(
     run: Run,
     submission: Submission,
-    out: str,
+    out: str | None,
     *,
     timeout: float | None,
     no_worker_timeout: float | None,
     progress: Callable[[int], None],
 ) -> Taken:
-    """Wait for all results and write them to `out`. Times in seconds.
+    """Wait for all results and write them to `out`, or else to a file on the run root.
 
+    Times in seconds.
     Raises DeadlineExceeded, NoWorkers, StorageError; what came until then is kept.
     """
-    out = os.path.abspath(out)
+    wanted = _destination(run, submission, out)
+    out = wanted.out
     taken = streams.read(run.store, Taken, submission.stream)
     if taken is not None:
-        _check_same(taken, out, submission)
+        _check_same(taken, wanted, submission)
         if taken.complete:
             return _complete(taken)
     kept = Spool(out, submission)
     try:
         if taken is None:
-            taken = Taken(out, socket.gethostname())
+            taken = wanted
             streams.write(run.store, submission.stream, taken)
         gathering = _Gathering(run, submission, kept, progress)
         gathering.wait(timeout, no_worker_timeout)
@@ -186,15 +190,21 @@ def _remove_stream(run: Run, submission: Submission) -> None:
         log.debug("the folder of stream %s stays: %s", submission.stream, error)
 
 
-def _check_same(taken: Taken, out: str, submission: Submission) -> None:
-    if taken.out == out and taken.machine == socket.gethostname():
+def _destination(run: Run, submission: Submission, out: str | None) -> Taken:
+    if out is None:
+        return Taken(run.store.path(streams.results_path(submission.stream)), "")
+    return Taken(os.path.abspath(out), socket.gethostname())
+
+
+def _check_same(taken: Taken, wanted: Taken, submission: Submission) -> None:
+    if (taken.out, taken.machine) == (wanted.out, wanted.machine):
         if not taken.complete:
-            spool.check_there(out + ".partial")
+            spool.check_there(taken.out + ".partial")
         return
-    raise UsageError(
-        f"results of stream {submission.stream!r} {'were' if taken.complete else 'are'} taken to "
-        f"{taken.out} on {taken.machine}: give that file with -o"
-    )
+    text = f"results of stream {submission.stream!r} {'were' if taken.complete else 'are'} taken "
+    if taken.machine:
+        raise UsageError(f"{text}to {taken.out} on {taken.machine}: give that file with -o")
+    raise UsageError(f"{text}for stdout: leave -o out; they are kept in {taken.out}")
 
 
 def _complete(taken: Taken) -> Taken:

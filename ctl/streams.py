@@ -6,6 +6,7 @@ it does is written down in the run root before it is done, and running it again 
     ctl/streams/<stream>.json           what was submitted, cut into which batches; never changed
                 <stream>.sent.json      how many batches are prepared, and how many are submitted
                 <stream>.results.json   where the results go, and whether they are all there
+                <stream>.results.jsonl  the results, where no other file was named
                 <stream>.lock           held by the one `ctl submit` of the stream
                 <stream>.results.lock   held by the one `ctl results`
 
@@ -82,7 +83,10 @@ class Sent:
 
 @dataclass(frozen=True)
 class Taken:
-    """Where the results of a stream go: the file `out` on machine `machine`."""
+    """Where the results of a stream go: the file `out` on machine `machine`.
+
+    On any machine, when that is empty: the file lies on the run root.
+    """
 
     out: str
     machine: str
@@ -97,6 +101,11 @@ _SUFFIX: dict[type[Any], str] = {Submission: "json", Sent: "sent.json", Taken: "
 def path_of(kind: type[Any], stream: str) -> str:
     """Where the record of this kind lies for a stream."""
     return f"{FOLDER}/{layout.encode(stream)}.{_SUFFIX[kind]}"
+
+
+def results_path(stream: str) -> str:
+    """Where results are kept that go to stdout: it may be closed, and they must not be lost."""
+    return f"{FOLDER}/{layout.encode(stream)}.results.jsonl"
 
 
 def read(store: Store, kind: type[R], stream: str) -> R | None:

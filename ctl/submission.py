@@ -91,6 +91,15 @@ def begin(run: Run, tasks: TaskFile, asked: Asked, size: int | None) -> Submissi
     )
 
 
+def settle(run: Run, asked: Asked, wanted: Submission) -> Submission:
+    """`wanted`, unless another `ctl submit` was quicker. The stream's lock must be held."""
+    before = streams.read(run.store, Submission, asked.stream)
+    if before is None:
+        return wanted
+    _check_same(before, asked)
+    return before
+
+
 def carry_out(
     run: Run, tasks: TaskFile, submission: Submission, progress: Callable[[int], None]
 ) -> None:

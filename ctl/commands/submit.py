@@ -58,8 +58,10 @@ def command(
     tasks = TaskFile(path, keywords=keywords)
     try:
         asked = submission.ask(run, tasks, stream, fn, timeout)
+        # Not under the lock, whose file would be left behind by a task that cannot be submitted.
+        wanted = submission.begin(run, tasks, asked, batch_size)
         with streams.locked(run.store, asked.stream, "lock"):
-            wanted = submission.begin(run, tasks, asked, batch_size)
+            wanted = submission.settle(run, asked, wanted)
             with render.progress("submitted", wanted.tasks) as progress:
                 submission.carry_out(run, tasks, wanted, progress)
     finally:

@@ -131,7 +131,8 @@ def test_waiting_for_results_and_the_exit_codes(fleet: Fleet, tmp_path: Path) ->
         (("submit", "--tasks", "{good}", "--stream", ""), 2, "--stream"),
         (("submit", "--tasks", "{good}", "--batch-size", "0"), 2, "--batch-size"),
         (("results", "absent", "-o", "{out}"), 2, "nothing was submitted to stream 'absent'"),
-        (("results", "-o", "{out}"), 2, "name the stream"),
+        (("results", "-o", "{out}"), 2, "yet: use ctl submit"),
+        (("results",), 2, "yet: use ctl submit"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -146,6 +147,35 @@ def test_bad_input_is_one_sentence(
     assert sentence in ended.stderr and "Traceback" not in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1
     assert not fleet.files()
+    streams = fleet.root / layout.CTL / "streams"
+    assert not streams.exists() or not os.listdir(streams)  # no lock of a stream that is not
+
+
+def test_results_go_to_stdout_and_a_reader_that_leaves_loses_none(
+    fleet: Fleet, spawned: Spawned, tmp_path: Path
+) -> None:
+    fleet.start("h0", "h1")
+    assert _ctl("submit", fleet.root, "--tasks", _tasks(tmp_path), "--stream", "s").returncode == 0
+    lost = spawned.start(
+        _argv("results", fleet.root), cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert lost.stdout is not None
+    lost.stdout.close()
+    assert lost.wait(60) == 141
+    for words in ((), ("-o", "-"), ("s",)):
+        told = subprocess.run(
+            _argv("results", fleet.root, *words),
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPO)},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (told.returncode, told.stderr) == (0, "")
+        rows = [json.loads(line) for line in told.stdout.splitlines()]
+        assert [(r["index"], r["value"]) for r in rows] == [(i, i) for i in range(TASKS)]
+    assert not (tmp_path / "-").exists() and not fleet.files()
+    moved = _ctl("results", fleet.root, "-o", tmp_path / "late.jsonl")
+    assert moved.returncode == 2 and "leave -o out" in moved.stderr
+    both = _ctl("results", fleet.root, "--json")
+    assert both.returncode == 2 and "give -o FILE" in both.stdout
 
 
 def test_no_run_and_a_damaged_one(tmp_path: Path, fleet: Fleet) -> None:
