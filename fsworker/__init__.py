@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _REMOTE = "fsworker.remote"
 _LAZY = {
     "AlreadyDelivered": _REMOTE,
+    "Blob": "fsworker.blob",
     "Client": "fsworker.client",
     "NoWorkers": "fsworker.errors",
     "NotSent": _REMOTE,
@@ -29,6 +30,7 @@ _MODULES = ("rewards",)
 
 __all__ = [
     "AlreadyDelivered",
+    "Blob",
     "Client",
     "NoWorkers",
     "NotSent",

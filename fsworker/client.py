@@ -26,6 +26,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
+from fsworker import blob
 from fsworker.allowed import AllowedFunctions
 from fsworker.engine import Engine
 from fsworker.errors import UsageError
@@ -150,7 +151,7 @@ class Client(Executor):
         future = TaskFuture(self._settling)
         try:
             with self._packing:
-                record = self._packer.call(args, kwargs, task_id)
+                record = blob.pack(self._packer, engine.shelf, future, args, kwargs, task_id)
         except NotSent as error:
             future.set_running_or_notify_cancel()
             future.set_exception(error)

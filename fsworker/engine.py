@@ -17,6 +17,7 @@ from typing import Any
 
 from fsworker import receivers
 from fsworker.aborting import Aborting
+from fsworker.blob import Shelf
 from fsworker.bookkeeping import Bookkeeping
 from fsworker.delivery import Delivered, Delivery, Want
 from fsworker.errors import FleetError
@@ -57,6 +58,7 @@ class Engine:
         self._news = threading.Event()
         book = IdBook(store, self._encoded, self.incarnation, journal=settings.stream is not None)
         self.known = KnownIds(book, self._transit, self._news.set)
+        self.shelf = Shelf(store, self._encoded, self.incarnation)
         self._sending = Sending(
             store,
             manifest,

@@ -127,6 +127,8 @@ class Slot:
             task_id, args, kwargs, options = parse_task(task)
             if options and "timeout" in options:
                 self._region.begin(index, started, limit_of(options["timeout"]))
+            if options and "blobs" in options:
+                args, kwargs = _fetched(args, kwargs)
             if function is None:
                 why = self._functions.why(work.meta["fn"])
                 status, value = outcomes.REFUSED, outcomes.cause("Refused", why)
@@ -172,7 +174,10 @@ class Slot:
             tries += 1
             self._region.begin(index, time.monotonic(), 0.0)
             time.sleep(pause)
-            _, args, kwargs, _ = parse_task(work.records[index - work.first])  # it may have changed
+            # As it was sent: the function may have changed what it was given.
+            _, args, kwargs, options = parse_task(work.records[index - work.first])
+            if "blobs" in options:
+                args, kwargs = _fetched(args, kwargs)
             self._region.begin(index, time.monotonic(), limit)
             status, value = self._call(function, args, kwargs)
         return status, value
@@ -210,6 +215,13 @@ class Slot:
             self._sock.sendall(slot_wire.pack_frame(kind, number, data))
         self._region.clear()
         self._flushed = time.monotonic()
+
+
+def _fetched(args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments with what was sent in files of its own. Raises ValueError."""
+    from fsworker import blob  # seldom needed, and not free
+
+    return blob.fetch_all(os.environ.get("FLEET_RUN_ROOT", ""), args, kwargs)
 
 
 def _copy(fd: int) -> int:

@@ -65,6 +65,7 @@ def set_environment(root: str, run_id: str, owner: Owner, shard: int) -> None:
     """What user code, and the search for leftovers, find in the environment of every process."""
     names = {
         "FLEET_RUN": hostlock.run_key(root, run_id),
+        "FLEET_RUN_ROOT": root,
         "FLEET_HOST": owner.host,
         "FLEET_SHARD": str(shard),
         "FLEET_INCARNATION": owner.incarnation,

@@ -15,7 +15,7 @@ import msgpack
 from fsworker.protocol import packing, segment
 from fsworker.remote import NotSent
 
-MAX_RECORD = segment.MAX_BYTES // 4
+MAX_RECORD = segment.MAX_BYTES // 8
 """Bytes of the largest task: a batch holds it with room to spare."""
 
 _HEAD = b"\x92\xc0"  # [id None, args]
@@ -73,5 +73,5 @@ def unpack_all(records: Sequence[bytes]) -> list[Any]:
 def _too_large(record: bytes) -> bytes:
     raise NotSent(
         f"the task was not sent: it takes {len(record)} bytes, {MAX_RECORD} is the limit; "
-        "put large data into a file on the shared filesystem and send its path"
+        "send large arguments as fsworker.Blob(value)"
     )

@@ -7,14 +7,23 @@ Nothing here can run code: what is not data is refused, by a sentence that names
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
-TUPLE, NDARRAY, NPSCALAR = 1, 2, 3
-"""Extension types: TUPLE holds an array; the others hold [dtype string, shape, bytes]."""
+TUPLE, NDARRAY, NPSCALAR, REFERENCE = 1, 2, 3, 4
+"""Extension types: TUPLE holds an array; numpy's hold [dtype string, shape, bytes]; REFERENCE holds
+[path, size, checksum] of a file on the root that holds the value."""
 
 _INT_RANGE = (-(2**63), 2**64 - 1)
+
+
+class Reference(NamedTuple):
+    """In the place of a value: the file that holds it; nobody follows it but the slot."""
+
+    path: str
+    size: int
+    checksum: int
 
 
 class Unpackable(ValueError):
@@ -53,6 +62,8 @@ def unpack(data: bytes) -> Any:
 
 
 def _default(value: Any) -> Any:
+    if type(value) is Reference:
+        return msgpack.ExtType(REFERENCE, msgpack.packb(list(value)))
     if isinstance(value, tuple):
         return msgpack.ExtType(TUPLE, pack(list(value)))
     if type(value).__module__ == "numpy":
@@ -81,6 +92,8 @@ def _pack_numpy(value: Any) -> msgpack.ExtType:
 def _ext_hook(code: int, data: bytes) -> Any:
     if code == TUPLE:
         return tuple(unpack(data))
+    if code == REFERENCE:
+        return Reference(*unpack(data))
     if code in (NDARRAY, NPSCALAR):
         import numpy as np
 

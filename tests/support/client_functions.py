@@ -34,3 +34,16 @@ def flaky(path: str, failures: int, kind: str, values: list[Any]) -> list[Any]:
         if len(file.readlines()) <= failures:
             raise getattr(builtins, kind)("not yet")
     return values
+
+
+_failed = False
+
+
+def total(values: Any, more: Any = (), fail_once: bool = False) -> int:
+    """The sum of everything."""
+    global _failed
+    if fail_once and not _failed:
+        _failed = True
+        values[0] = -(10**9)
+        raise ValueError("once")
+    return int(sum(int(v) for v in values)) + sum(more)
