@@ -133,7 +133,7 @@ class Soak:
 
     def go(self) -> None:
         """Kill until the client has everything."""
-        due = {"kill": 5.0, "sample": 0.0, "audit": self.args.audit_every}
+        due = {"kill": 2.0, "sample": 0.0, "audit": self.args.audit_every}
         acts = {"kill": self._kill, "sample": self._sample, "audit": self._audit}
         every = {"kill": self.args.every, "sample": SAMPLE_EVERY, "audit": self.args.audit_every}
         with self.commits:

@@ -32,7 +32,7 @@ def test_every_task_is_answered_once_while_processes_are_killed(tmp_path: Path) 
     told = tmp_path / "soak.json"
     env = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(REPO)}
     argv = [sys.executable, str(BENCH / "soak.py"), "--check", "--json", str(told)]
-    argv += ["--seed", str(SEED), "--seconds", "12", "--every", "0.7", "--audit-every", "6"]
+    argv += ["--seed", str(SEED), "--seconds", "8", "--every", "0.6", "--audit-every", "8"]
     with Spawned() as spawned, open(tmp_path / "out", "w+b") as out:
         soak = spawned.start(argv, env=env, stdout=out, stderr=out)
         code = soak.wait(170)
