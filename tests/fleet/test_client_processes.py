@@ -8,7 +8,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +46,28 @@ def _use(client: Client, notes: str, number: int) -> list[str]:
         return [client._engine.incarnation, client.stream or ""]
 
 
+def _send(pipe: Connection, client: Client, notes: str, number: int) -> None:
+    pipe.send(_use(client, notes, number))
+
+
+def _child(context: Any, client: Client, notes: str, number: int) -> tuple[Any, Connection]:
+    mine, theirs = context.Pipe()
+    child = context.Process(target=_send, args=(theirs, client, notes, number))
+    child.start()
+    theirs.close()
+    return child, mine
+
+
+def _answer(child: Any, pipe: Connection) -> list[str]:
+    with pipe:
+        assert pipe.poll(60), "the child says nothing"
+        answer: list[str] = pipe.recv()
+    child.join(30)
+    assert child.exitcode == 0
+    child.close()
+    return answer
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_client_is_used_in_child_processes(fleet: Fleet, tmp_path: Path, method: str) -> None:
@@ -54,9 +78,8 @@ def test_a_client_is_used_in_child_processes(fleet: Fleet, tmp_path: Path, metho
         assert client.submit(None, str(notes), 0).result(30) == 0
         assert client._engine is not None
         mine = client._engine.incarnation
-        with context.Pool(2) as pool:
-            asked = [pool.apply_async(_use, (client, str(notes), n)) for n in (10, 20)]
-            answers = [one.get(90) for one in asked]
+        ends = [_child(context, client, str(notes), number) for number in (10, 20)]
+        answers = [_answer(child, pipe) for child, pipe in ends]
         assert client.submit(None, str(notes), 1).result(30) == 1, "the parent's goes on"
     resource_tracker._resource_tracker._stop()  # it would outlive the test
     assert len({mine, *(incarnation for incarnation, _ in answers)}) == 3
