@@ -145,7 +145,7 @@ def cli() -> None:
     \b
     Exit codes: 0 ok; 1 failed or degraded; 2 wrong input; 3 not running; 4 unknown;
     5 refused; 6 timed out; 7 storage; 8 damaged or other version; 9 no workers;
-    10 busy; 130 interrupted.
+    10 busy; 129, 130, 143 interrupted by HUP, Ctrl-C, TERM; 141 nobody reads the output.
 
     \b
     Completion: eval "$(_CTL_COMPLETE=bash_source ctl)"    (or zsh_source, fish_source)

@@ -211,7 +211,7 @@ def _resolve(
     if environ.get(variable):
         return _setting(known, environ[variable], variable, None)
     if known.old and environ.get(known.old):
-        notes.append(f"{name} is taken from {known.old}; {variable} is its name now")
+        notes.append(f"{name} is taken from {known.old}, whose name is {variable} now")
         return _setting(known, environ[known.old], known.old, None)
     if name in table and file:
         return _setting(known, table[name], f"{file}: {name}", os.path.dirname(file))

@@ -170,6 +170,13 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
 def check_functions(names: Sequence[str]) -> tuple[str, ...]:
     """The functions, each once; their modules need not exist here, only on the hosts."""
     for name in names:
+        module, colon, _ = name.strip().partition(":")
+        if colon and (module.endswith(".py") or "/" in module):
+            stem = os.path.basename(module).removesuffix(".py")
+            raise UsageError(
+                f"--fn {name!r} names a file: name its module, as {stem}:{name.partition(':')[2]}, "
+                "and give the folder that it lies in with --repo"
+            )
         if not _FUNCTION.fullmatch(name.strip()):
             raise UsageError(f"--fn {name!r} is not of the form package.module:function")
     if not names:

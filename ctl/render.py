@@ -17,6 +17,9 @@ from typing import Any
 
 FORMAT = "1.0"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+ROOM = 30
+"""Columns of a terminal that are left to all but the first column of a table."""
+
 _STYLES = {"ok": "green", "running": "green", "ready": "green"}
 
 
@@ -78,10 +81,16 @@ def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    out = Table(*headers, box=None, header_style="bold", pad_edge=False)
+    # Too long cells are folded: what is cut off is just what somebody needs. First the others,
+    # since the first column is what people copy.
+    console = Console()
+    whole = max((len(row[0]) for row in rows), default=0) < console.width - ROOM
+    out = Table(box=None, header_style="bold", pad_edge=False)
+    for index, header in enumerate(headers):
+        out.add_column(header, overflow="fold", no_wrap=whole and index == 0)
     for row in rows:
         out.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    Console().print(out)
+    console.print(out)
 
 
 @contextmanager

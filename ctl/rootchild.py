@@ -31,6 +31,8 @@ from fsworker.protocol.records.run import LaunchMeta
 
 WATCH_IDENTITY = layout.CTL + "/watch.identity.json"
 LOG_LIMIT = 5_000_000
+STDERR_LIMIT = 1_000_000
+"""Bytes of what a detached watcher says on its stderr."""
 
 log = logging.getLogger("ctl.rootchild")
 
@@ -47,6 +49,7 @@ class RootChild:
             os.umask(0o007)
         self._mode = mode
         self._log = BoundLog(self._store.path(layout.WATCH_LOG), limit=LOG_LIMIT, mode=mode)
+        self._stderr = BoundLog(self._store.path(layout.WATCH_ERR), limit=STDERR_LIMIT, mode=mode)
         self._events = BoundLog(self._store.path(layout.EVENTS), limit=LOG_LIMIT, mode=mode)
 
     def lock(self) -> str:
@@ -123,11 +126,13 @@ class RootChild:
         self._store.publish(MEMORY, text.encode(), durable=False)
 
     def record(self, lines: str, events: str) -> None:
-        """Append to the watcher's log and to the events; both are cut in place."""
+        """Append to the watcher's log and to the events; all that it writes is cut in place."""
         for file, text in ((self._log, lines), (self._events, events)):
             if text:
                 file.write(text.encode("utf-8", "backslashreplace"))
                 file.tend()
+        if os.path.exists(self._stderr.path):  # only a detached watcher has one
+            self._stderr.tend()
 
 
 VERBS = (

@@ -18,20 +18,25 @@ from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store, storage_error
 
 
-def check_target(root: str, group: str | None) -> None:
-    """Everything that can be known about the place without writing there; else an error."""
+def check_target(
+    root: str, group: str | None, advice: str = "name an empty or a new folder"
+) -> None:
+    """Everything that can be known about the place without writing there; else an error.
+
+    `advice`: what to do about a folder that holds something else.
+    """
     roots.check_place(root)
     parent = existing_parent(root)
     mounts.check(root if os.path.isdir(root) else parent)
     if os.path.lexists(root):
-        _check_existing(root)
+        _check_existing(root, advice)
     elif not os.access(parent, os.W_OK | os.X_OK):
         raise StorageError(f"cannot make {root}: {parent} is not writable for you", path=parent)
     if group:
         _check_passable(parent, group_id(group), group)
 
 
-def _check_existing(root: str) -> None:
+def _check_existing(root: str, advice: str) -> None:
     if not os.path.isdir(root):
         raise UsageError(f"{root} is there and is not a folder: name another root", path=root)
     try:
@@ -39,10 +44,7 @@ def _check_existing(root: str) -> None:
     except OSError as error:
         raise storage_error(error, "read", root) from None
     if names and not roots.is_ours(root):
-        raise Refused(
-            f"{root} holds {sorted(names)[0]!r} and is no run root: name an empty or a new folder",
-            path=root,
-        )
+        raise Refused(f"{root} holds {sorted(names)[0]!r} and is no run root: {advice}", path=root)
     if not os.access(root, os.W_OK | os.X_OK):
         raise StorageError(f"{root} is not writable for you: check its owner and mode", path=root)
 

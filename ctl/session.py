@@ -22,6 +22,7 @@ class Session:
     json: bool = False
     debug: bool = False
     config_path: str | None = None
+    quiet: bool = False
 
     @cached_property
     def config(self) -> Config:
@@ -29,8 +30,8 @@ class Session:
         from ctl.config import load  # lazily, as below: --help needs neither
 
         config = load(self.config_path)
-        for sentence in config.notes:
-            self.note(sentence)
+        if config.notes:
+            self.note("; ".join(config.notes))
         return config
 
     @cached_property
@@ -48,7 +49,8 @@ class Session:
 
     def note(self, sentence: str) -> None:
         """Tell the user something that is not an error; never on stdout, which scripts read."""
-        print(f"note: {sentence}", file=sys.stderr, flush=True)
+        if not self.quiet:
+            print(f"note: {sentence}", file=sys.stderr, flush=True)
 
     def say(self, sentence: str) -> None:
         """One line of output for people and scripts; on stderr when stdout carries `--json`."""

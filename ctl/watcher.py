@@ -40,7 +40,7 @@ def start(root: str, config_file: str | None, extra: tuple[str, ...] = ()) -> in
     store = Store(root)
     try:
         # What it says before it can log by itself, and a traceback, must not be lost.
-        with open(store.path(layout.CTL + "/watch.err"), "ab") as out:
+        with open(store.path(layout.WATCH_ERR), "ab") as out:
             child = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,

@@ -19,7 +19,7 @@ POLL = 0.2
 @click.argument("names", metavar="ID…", nargs=-1, required=True)
 @root_option
 @click.option("--wait", is_flag=True, help="Wait until nothing of it waits or runs any more.")
-@click.option("--timeout", type=POSITIVE, default=60.0, show_default="60s", help="With --wait.")
+@click.option("--timeout", type=POSITIVE, default=60.0, help="With --wait [default: 60s].")
 @json_option
 @click.pass_obj
 def command(

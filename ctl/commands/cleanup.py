@@ -12,15 +12,20 @@ from ctl.session import Session
 
 
 @click.command()
-@click.option("--root", metavar="DIR", help="Run root to delete [default: the current run].")
+@click.option(
+    "--root",
+    metavar="DIR",
+    help="Run root to delete [default: FLEET_ROOT if it is one, else the current run].",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
 @json_option
 @click.pass_obj
 def command(session: Session, root: str | None, dry_run: bool, as_json: bool) -> int:
     """Delete the root of a run that has ended.
 
-    Only a folder below the configured prefix (FLEET_ROOT), that holds a manifest or marker of
-    ours and no fresh heartbeat, is deleted. Links in it are removed, never followed.
+    Only a folder below the configured prefix (FLEET_ROOT), or the prefix where it is a run root
+    itself, is deleted, and only if it holds a manifest or marker of ours and no fresh heartbeat.
+    Links in it are removed, never followed.
     """
     config = session.config
     named, source = roots.find_root(root, config)

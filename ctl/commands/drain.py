@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from ctl import draining, launching, locks, render, roots
+from ctl import completion, draining, launching, locks, render, roots
 from ctl.draining import Drain
 from ctl.hosts import names_of
 from ctl.params import DURATION, json_option, root_option
@@ -15,14 +15,13 @@ from ctl.stopping import Report, as_error
 
 
 @click.command()
-@click.argument("names", metavar="HOST…", nargs=-1, required=True)
+@click.argument("names", metavar="HOST…", nargs=-1, required=True, shell_complete=completion.hosts)
 @root_option
 @click.option(
     "--timeout",
     type=DURATION,
     default=600.0,
-    show_default="10m",
-    help="What running tasks get; then they are given back to run elsewhere.",
+    help="What running tasks get; then they are given back to run elsewhere [default: 10m].",
 )
 @json_option
 @click.pass_obj

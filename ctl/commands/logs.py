@@ -8,7 +8,7 @@ import time
 
 import click
 
-from ctl import launching, roots
+from ctl import completion, launching, roots
 from ctl.params import COUNT, root_option
 from ctl.session import Session
 from fsworker.errors import NotRunning
@@ -20,7 +20,7 @@ CHUNK = 1 << 16
 
 
 @click.command()
-@click.argument("host")
+@click.argument("host", shell_complete=completion.hosts)
 @root_option
 @click.option("-f", "--follow", is_flag=True, help="Go on as the log grows.")
 @click.option("--wrap", is_flag=True, help="The wrapper's log instead of the worker's.")

@@ -38,8 +38,7 @@ class Manner:
     "--timeout",
     type=DURATION,
     default=600.0,
-    show_default="10m",
-    help="What running tasks get; then they are given back to run elsewhere.",
+    help="What running tasks get; then they are given back to run elsewhere [default: 10m].",
 )
 @click.option("--ready-timeout", type=POSITIVE, help="Time to be ready [default: the run's].")
 @json_option

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from ctl import bringup, launching, locks, render, roots, rundir, stopping
+from ctl import bringup, completion, launching, locks, render, roots, rundir, stopping
 from ctl.params import DURATION, POSITIVE, json_option, root_option
 from ctl.session import Session
 from fsworker.errors import Refused, UsageError
@@ -16,7 +16,7 @@ from fsworker.protocol.records.run import LaunchMeta
 
 
 @click.command()
-@click.argument("name", metavar="[HOST]", required=False)
+@click.argument("name", metavar="[HOST]", required=False, shell_complete=completion.hosts)
 @click.option("--host", metavar="HOST", help="The host, for scripts that name it so.")
 @root_option
 @click.option("--grace", type=DURATION, help="Time to end after TERM [default: 60s].")

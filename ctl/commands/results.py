@@ -25,8 +25,7 @@ from fsworker.protocol.fsops import storage_error
     "--no-worker-timeout",
     type=DURATION,
     default=60.0,
-    show_default="60s",
-    help="Give up when no worker has lived for this long (0: never).",
+    help="Give up when no worker has lived for this long (0: never) [default: 60s].",
 )
 @json_option
 @click.pass_obj

@@ -33,21 +33,28 @@ def command(session: Session, root: str | None, as_json: bool) -> int:
     if as_json:
         render.document({"prefix": top, "runs": found})
     elif found:
-        rows = [
-            (
-                r["root"],
-                r["run_id"] or "-",
-                r["state"],
-                r["created_at"] or "-",
-                r["hosts"],
-                r["note"],
-            )
-            for r in found
-        ]
-        render.table(("root", "run", "state", "created", "hosts", "note"), rows)
+        print(f"runs below {top}:")
+        _table(top, found)
     else:
         session.say(f"no runs below {top}")
     return 0
+
+
+def _table(top: str, found: list[dict[str, Any]]) -> None:
+    """Roots as below the prefix, times without year and seconds: a terminal is narrow."""
+    rows = []
+    for run in found:
+        root = os.path.relpath(run["root"], top)
+        told = run["run_id"] is None or os.path.basename(run["root"]) == run["run_id"]
+        created = (run["created_at"] or "-")[5:16].replace("T", " ") or "-"
+        name = "" if told else run["run_id"]
+        rows.append([root, name, run["state"], created, run["hosts"], run["note"]])
+    heads = ["root", "run", "state", "created", "hosts", "note"]
+    for column in (5, 1):
+        if not any(row[column] for row in rows):  # the roots say it already, or nothing is said
+            for row in (heads, *rows):
+                del row[column]
+    render.table(heads, rows)
 
 
 def find(top: str, depth: int = DEPTH) -> Iterator[str]:

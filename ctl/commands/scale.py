@@ -32,8 +32,7 @@ from fsworker.protocol.records.run import LaunchMeta
     "--timeout",
     type=DURATION,
     default=600.0,
-    show_default="10m",
-    help="What tasks get that run on hosts that leave.",
+    help="What tasks get that run on hosts that leave [default: 10m].",
 )
 @click.option("--force", is_flag=True, help="Let hosts go that are not proven stopped.")
 @json_option

@@ -28,7 +28,11 @@ from fsworker.errors import FleetError, NotRunning, Refused, UsageError
 
 
 @click.command()
-@click.option("--root", metavar="DIR", help="Where runs lie [default: FLEET_ROOT].")
+@click.option(
+    "--root",
+    metavar="DIR",
+    help="The run root, or with --trial what it lies below [default: FLEET_ROOT].",
+)
 @click.option("--experiment", help="With --trial: the run root is ROOT/EXPERIMENT/TRIAL/RUN_ID.")
 @click.option("--trial", help="See --experiment.")
 @click.option("--run-id", help="Name of the run [default: time and a random part].")
@@ -84,11 +88,12 @@ from fsworker.errors import FleetError, NotRunning, Refused, UsageError
 def command(session: Session, /, **options: Any) -> int:
     """Start a run: write its root, start a worker on each host, wait until all are ready.
 
+    Without --experiment and --trial the run root is ROOT itself, also where ROOT is FLEET_ROOT.
     Everything is checked first. If one host fails, all that was started is stopped again.
     """
     root, run_id = choose_place(session, options)
     plan = make_plan(session, options, root, run_id)
-    check_disk(plan)
+    check_disk(plan, named=options["root"] is not None)
     check_live(plan, options["replace"])
     if options["dry_run"]:
         _dry_run(session, plan)
@@ -159,9 +164,13 @@ def _existing(root: str) -> roots.Run | None:
         return None
 
 
-def check_disk(plan: Plan) -> None:
-    """Check the place, and that hosts can be asked at all."""
-    rundir.check_target(plan.root, plan.manifest.group)
+def check_disk(plan: Plan, *, named: bool) -> None:
+    """Check the place, and that hosts can be asked at all. `named`: by the command line."""
+    if named:
+        rundir.check_target(plan.root, plan.manifest.group)
+    else:
+        advice = f"give --root {plan.root}/NAME, or --experiment and --trial"
+        rundir.check_target(plan.root, plan.manifest.group, advice)
     launching.open_for(plan.meta).close()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ctl import render, roots, statusview, units
+from ctl import health, render, roots, statusview, units
 from ctl.params import DURATION, json_option, root_option
 from ctl.session import Session
 
@@ -26,7 +26,8 @@ def command(
 ) -> int:
     """Show the state of a run.
 
-    Contacts no host. Exit code: 0 running, 1 degraded, 3 not running, 4 unknown.
+    Contacts no host. Tasks done and failed are those of the workers' current lives. Exit code:
+    0 running, 1 degraded, 3 not running, 4 unknown.
     """
     run = roots.open_run(*roots.find_root(root, session.config))
     stale = heartbeat_stale or (run.meta.heartbeat_stale if run.meta else 15.0)
@@ -78,7 +79,8 @@ def _table(run: roots.Run, look: statusview.Look) -> None:
     )
     print(
         f"{total['ok']} of {total['hosts']} ok; {total['pending']} batches pending, "
-        f"{total['claimed']} claimed; {total['done']} tasks done, {total['failed']} failed"
+        f"{total['claimed']} claimed; {total['done']} tasks done and {total['failed']} failed "
+        "by the workers' current lives"
     )
     for shard in look.backlog.rows(run.manifest.shard_count):
         if shard["pending"] or shard["claimed"]:
@@ -95,7 +97,7 @@ def _row(host: statusview.HostStatus) -> tuple[object, ...]:
     return (
         host.host,
         host.state,
-        host.reason,
+        "-" if host.state == health.State.STOPPED else host.reason,
         units.human(host.age),
         host.shard,
         f"{beat.slots_busy}/{beat.slots_total}" if beat else "-",

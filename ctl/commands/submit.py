@@ -27,8 +27,7 @@ from ctl.taskfile import TaskFile
     "--no-worker-timeout",
     type=DURATION,
     default=60.0,
-    show_default="60s",
-    help="With --wait: give up when no worker has lived for this long (0: never).",
+    help="With --wait: give up when no worker has lived so long (0: never) [default: 60s].",
 )
 @json_option
 @click.pass_obj

@@ -11,29 +11,34 @@ from ctl import roots
 from ctl.params import DURATION, POSITIVE, root_option
 from ctl.session import Session
 from fsworker.errors import FleetError, Refused, UnknownState, UsageError
-from fsworker.protocol.layout import CTL
+from fsworker.protocol.layout import WATCH_ERR
 from fsworker.protocol.records.run import LaunchMeta
 
 if TYPE_CHECKING:
     from ctl.rootio import RootIO
 
 ANSWER_WITHIN = 10.0
-STDERR_FILE = CTL + "/watch.err"
 LEAST_STALE = 5.0
 """Seconds: a worker beats every 2 s, and one beat that is late must accuse nobody."""
 
 
 @click.command()
 @root_option
-@click.option("--heartbeat-stale", type=POSITIVE, help="Age at which a host is probed [60].")
-@click.option("--interval", type=POSITIVE, help="Time between two sweeps [10].")
 @click.option(
-    "--restart-cooldown", type=DURATION, help="Least time between two restarts of a host [30]."
+    "--heartbeat-stale", type=POSITIVE, help="Age at which a host is probed [default: 60s]."
+)
+@click.option("--interval", type=POSITIVE, help="Time between two sweeps [default: 10s].")
+@click.option(
+    "--restart-cooldown",
+    type=DURATION,
+    help="Least time between two restarts of a host [default: 30s].",
 )
 @click.option(
-    "--fence-after", type=DURATION, help="Time out of reach after which claims return [60]."
+    "--fence-after",
+    type=DURATION,
+    help="Time out of reach after which claims return [default: 60s].",
 )
-@click.option("--grace", type=DURATION, help="Time to end after TERM, before KILL [60].")
+@click.option("--grace", type=DURATION, help="Time to end after TERM, before KILL [default: 60s].")
 @click.option("--once", is_flag=True, help="Look once, do what is due, and end: for cron.")
 @click.pass_obj
 def command(
@@ -48,8 +53,9 @@ def command(
 ) -> int:
     """Watch a run: restart what died and return its work to the inbox.
 
-    Ends on TERM, or when ctl/watch.stop is there. Exit code: 0 ended or all well, 1 (--once)
-    somebody needs help, 4 (--once) the root does not answer, 10 another watcher is at work.
+    Ends on TERM or Ctrl-C, or when ctl/watch.stop is there. Exit code: 0 ended or all well,
+    1 (--once) somebody needs help, 4 (--once) the root does not answer, 10 another watcher is at
+    work.
     """
     from ctl.health import Limits  # lazily, like all that only a watcher needs
     from ctl.journal import Journal
@@ -70,7 +76,7 @@ def command(
         grace=config.pick("grace", grace),
     )
     options = Options(limits, config.pick("interval", interval))
-    journal = Journal(echo=not _stderr_is(run.store.path(STDERR_FILE)))
+    journal = Journal(echo=not _stderr_is(run.store.path(WATCH_ERR)))
     watcher = Watcher(io, options, lambda m: _allowed(session, m), journal)
     try:
         return watcher.once() if once else watcher.run()
@@ -112,7 +118,7 @@ def _check_answers(io: RootIO) -> None:
 def _stderr_is(path: str) -> bool:
     """Whether stderr is the file that a detached watcher is given for what it cannot log itself.
 
-    That file is not bounded and lies on the root, so what goes to the log must not go there too.
+    That file lies on the root as the log does, so what goes to the log must not go there too.
     """
     try:
         return os.path.samestat(os.fstat(2), os.stat(path))

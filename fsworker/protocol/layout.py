@@ -25,6 +25,7 @@ FOLDERS = (CTL, CANCEL, INBOX, CLAIMS, OUTBOX, DEAD, QUARANTINE, STATUS)
 LAUNCH_META = CTL + "/launch_meta.json"
 EVENTS = CTL + "/events.jsonl"
 WATCH_PID, WATCH_STOP, WATCH_LOG = CTL + "/watch.pid", CTL + "/watch.stop", CTL + "/watch.log"
+WATCH_ERR = CTL + "/watch.err"
 WATCH_LOCK = CTL + "/watch.lock"
 
 MAX_NAME = 160

@@ -51,7 +51,7 @@ def test_without_anything_set_the_workspace_lies_in_the_state_folder(tmp_path: P
 def test_old_names_are_read_with_a_note(tmp_path: Path, old: str, name: str, value: str) -> None:
     found = load(tmp_path, **{old: value})
     assert found.get(name) == value
-    assert found.notes == (f"{name} is taken from {old}; FLEET_{name.upper()} is its name now",)
+    assert found.notes == (f"{name} is taken from {old}, whose name is FLEET_{name.upper()} now",)
 
 
 def test_a_new_name_brings_no_note(tmp_path: Path) -> None:
