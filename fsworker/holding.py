@@ -7,17 +7,16 @@ by another write of the result, since it may have been executed and a reader may
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
 from typing import Any
 
-from fsworker import outcomes
+from fsworker import fitting, outcomes, setaside
 from fsworker.backlog import Work
 from fsworker.errors import FormatError
 from fsworker.protocol import layout, ledger, segment
-from fsworker.protocol.fsops import Store
+from fsworker.protocol.fsops import NO_ROOM, Store
 from fsworker.protocol.layout import Owner, Token
 from fsworker.protocol.ledger import Move
 from fsworker.protocol.segment import Segment
@@ -28,6 +27,8 @@ FIRST_PART = 2.0
 """Seconds after which a batch publishes what it has finished, the first time."""
 _PART_SLOWER, _PART_LONGEST = 1.5, 15.0
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 5.0
+NO_ROOM_TRIES = 7
+"""How often a result may find no room before large values give way to errors: some seconds."""
 
 
 class Holding:
@@ -47,6 +48,7 @@ class Holding:
         self.trouble = False
         self._retry = _RETRY_FIRST
         self._written = self._commit_tried = False
+        self._no_room = 0
         self._parts = 0
         self._published: set[int] = set()
         self._part_pause = FIRST_PART
@@ -75,11 +77,14 @@ class Holding:
             log.warning("batch %s was revoked before it was read", self.token.batch)
             self.over = True
             return False
+        except IsADirectoryError:
+            self.over = self._set_aside("it is a folder", folder=True)
+            return False
         except OSError as error:
             self.failed("read the batch", error)
             return False
         except FormatError as error:
-            if not self._quarantine(str(error)):
+            if not self._set_aside(str(error)):
                 return False
             self.extra = {"damaged": str(error)}
             found = Segment(segment.BATCH)
@@ -108,8 +113,7 @@ class Holding:
         """Write the result if it is not written, and commit. None: it failed for now."""
         try:
             if not self._written:
-                data = self._encode(segment.RESULT, self._results(), self.extra)
-                self.store.run(ledger.prepare_result(self.owner, self.token, data))
+                self._prepare()
                 self._written = True
             self._commit_tried = True
             move = self.store.run(ledger.commit(self.owner, self.token))
@@ -151,7 +155,8 @@ class Holding:
         if work is None or now < self._part_due or work.finished:
             return
         self._part_due = now + self._part_pause
-        new = [i for i in work.results if i not in self._published]
+        waiting = [i for i in work.results if i not in self._published]
+        new = fitting.portion(waiting, work.results)
         if new and self.put_part([work.results[i] for i in new], durable=False):
             self._published.update(new)
             self._part_pause = min(self._part_pause * _PART_SLOWER, _PART_LONGEST)
@@ -173,15 +178,8 @@ class Holding:
         return True
 
     def bury(self, index: int, why: str) -> None:
-        """Keep a copy of the batch in `dead/`, with the reason and all tasks given up so far."""
-        target = layout.dead_path(self.token.batch)
-        told = {"task": index, "why": why}
-        try:
-            tasks = [*self._given_up(target), told]
-            self.store.publish(target, self.store.read(self.path))
-            self._reason(target, {**told, "tasks": tasks})
-        except OSError as error:
-            log.error("cannot keep a copy of batch %s: %s", self.token.batch, error)
+        """Keep a copy of the batch for people, with the reason and the task given up."""
+        setaside.bury(self.store, self.owner, self.token, index, why)
 
     def failed(self, what: str, why: object) -> None:
         """Something did not work; try again later, and say so once."""
@@ -204,28 +202,15 @@ class Holding:
                     raise
         raise AssertionError("unreachable")
 
-    def _quarantine(self, why: str) -> bool:
-        log.error("batch %s is set aside: %s", self.token.batch, why)
-        target = f"{layout.QUARANTINE}/{self.token.batch}.{self.token.attempt}"
+    def _set_aside(self, why: str, *, folder: bool = False) -> bool:
+        """Keep what is damaged, and why; False when that failed for now."""
         try:
-            self.store.publish(target, self.store.read(self.path))
-            self._reason(target, {"why": why})
+            aside = setaside.move_away if folder else setaside.quarantine
+            aside(self.store, self.owner, self.token, why)
         except OSError as error:
             self.failed("set aside", error)
             return False
         return True
-
-    def _given_up(self, target: str) -> list[Any]:
-        """The tasks of this batch that were given up before, by this owner or an earlier one."""
-        try:
-            tasks = json.loads(self.store.read(f"{target}.reason.json"))["tasks"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return []
-        return tasks if isinstance(tasks, list) else []
-
-    def _reason(self, target: str, reason: dict[str, Any]) -> None:
-        told = {"batch": self.token.batch, "host": self.owner.host, "from": self.path, **reason}
-        self.store.publish(f"{target}.reason.json", json.dumps(told).encode() + b"\n")
 
     def _meta(self, meta: dict[str, Any], default: str, timeout: float | None) -> dict[str, Any]:
         asked = meta.get("timeout")
@@ -241,13 +226,42 @@ class Holding:
             "queue_limit": meta.get("queue_limit"),
         }
 
+    def _prepare(self) -> None:
+        """Write the result; what has no room for too long, without its largest values."""
+        try:
+            self._write(self._results())
+            return
+        except OSError as error:
+            self._no_room += error.errno in NO_ROOM
+            if self._no_room < NO_ROOM_TRIES or error.errno not in NO_ROOM:
+                raise
+            problem, why = error, f"{error.strerror} on the root's filesystem"
+        work = self.work
+        allowed = sum(map(len, work.results.values())) // 2 if work else 0
+        while work and work.records and allowed:
+            records = fitting.shrink(work, allowed, "NotStored", why)
+            try:
+                self._write(records)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                allowed //= 2
+                continue
+            log.error("batch %s: the largest results are not stored: %s", self.token.batch, why)
+            return
+        raise problem
+
+    def _write(self, records: list[bytes]) -> None:
+        data = self._encode(segment.RESULT, records, self.extra)
+        self.store.run(ledger.prepare_result(self.owner, self.token, data))
+
     def _results(self) -> list[bytes]:
         if self.work is None:
             return []
         if "damaged" in self.extra:
             why = outcomes.cause("DamagedBatch", self.extra["damaged"])
             return [outcomes.record(-1, None, outcomes.INVALID, why, 0.0)]
-        return [data for _, data in sorted(self.work.results.items())]
+        return fitting.results(self.work)
 
     def _encode(self, kind: bytes, records: list[bytes], extra: dict[str, Any]) -> bytes:
         meta = {

@@ -24,6 +24,8 @@ from fsworker.errors import StorageError
 T = TypeVar("T")
 
 STALE_RETRIES = 5
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a filesystem says to a file that it has no room for."""
 READ_LIMIT = 1 << 30
 """Bytes that `read` takes into memory at most: no file of the protocol is larger."""
 
@@ -196,10 +198,28 @@ class Store:
                 view = view[os.write(fd, view) :]
             if durable:
                 os.fsync(fd)
-        except BaseException:
+        except BaseException as error:
             os.close(fd)
+            self._spare_room(path, error)
             raise
-        os.close(fd)  # outside the try: a failing close is an error of the write
+        try:
+            os.close(fd)  # a failing close is an error of the write
+        except OSError as error:
+            self._spare_room(path, error)
+            raise
+
+    def _spare_room(self, path: str, error: BaseException) -> None:
+        """Remove what was written of a file that does not fit, or a full disk stays full.
+
+        Only where the server refused for certain: after any other error the write may still be
+        executed, and so might a removal, long after the file was written again.
+        """
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            self.calls["unlink"] += 1
+            try:
+                os.unlink(path)
+            except OSError:
+                pass  # the error of the write is the one to tell
 
     def _call(self, kind: str, function: Callable[..., T], *args: Any) -> T:
         """Call, and call again while the handle is stale: each time by path, from the root."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 import uuid
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fsworker.protocol import layout, packing, segment, stream
+from fsworker.protocol.layout import Token
 from fsworker.protocol.segment import Segment
 from tests.support.waiting import Spawned, gone, wait_until, with_environ
 from tests.support.workers import Root, is_ready, log_of, start_worker, told, tree_of, worker_argv
@@ -313,6 +315,50 @@ def test_a_full_disk_keeps_results_until_there_is_room(spawned: Spawned, root: R
     (root.path / "outbox/away").rename(outbox)
     assert root.results(batch)[0][2] == "ok"
     assert worker.poll() is None
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Root]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tiny filesystem to fill needs root")
+    mount = tmp_path / "tiny"
+    mount.mkdir()
+    argv = ["mount", "-t", "tmpfs", "-o", "size=3m,mode=0700", "tmpfs", str(mount)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"a tiny filesystem cannot be mounted here: {done.stderr.strip()}")
+    root = Root(mount / "root", functions=FUNCTIONS)
+    yield root
+    subprocess.run(["umount", "--lazy", str(mount)], check=True)
+
+
+def test_a_result_that_no_disk_can_hold_is_an_error_and_stops_nobody(
+    tiny: Root, spawned: Spawned
+) -> None:
+    worker = start_worker(spawned, tiny, slots=2)
+    batch = tiny.submit([["big", 10], ["big", 5_000_000], ["big", 20]], fn="misbehave")
+    found = tiny.results(batch, 60)
+    assert [r[2] for r in found] == ["ok", "invalid", "ok"]
+    assert [len(found[0][3]), len(found[2][3])] == [10, 20]
+    assert found[1][3]["type"] == "NotStored"
+    assert "5000" in found[1][3]["message"] and "No space left" in found[1][3]["message"]
+    assert tiny.results(tiny.submit([[4]], fn="double"))[0][3] == 8
+    seq = tiny.beat().seq  # type: ignore[union-attr]
+    wait_until(lambda: (b := tiny.beat()) and b.seq > seq, 10, "it goes on beating")
+    assert worker.poll() is None
+
+
+def test_a_folder_among_the_batches_is_set_aside(spawned: Spawned, root: Root) -> None:
+    odd = layout.inbox_path(Token(layout.batch_id("s", "c" * 12, 7), 0, 0, 0))
+    root.store.mkdir(odd)
+    root.store.put(f"{odd}/inside", b"kept")
+    start_worker(spawned, root)
+    assert root.results(root.submit([[4]], fn="double"))[0][3] == 8
+    wait_until(lambda: root.inbox() == [], 10, "the folder is taken")
+    wait_until(lambda: [n for n in root.claims().values() if n] == [], 10, "nothing is held")
+    kept = [n for n in root.store.scan(layout.QUARANTINE) if not n.endswith(".reason.json")]
+    assert root.store.read(f"{layout.QUARANTINE}/{kept[0]}/inside") == b"kept"
+    assert log_of(root).count("it is a folder") == 1
 
 
 def test_the_old_command_line_still_starts_a_worker(spawned: Spawned, root: Root) -> None:

@@ -272,6 +272,29 @@ def test_a_full_disk_is_an_error_and_keeps_what_was_there(tiny: Store) -> None:
     assert tiny.read("x") == b"new"
 
 
+def test_a_file_that_does_not_fit_leaves_the_room_to_others(tiny: Store) -> None:
+    tiny.put("small", b"kept")
+    with pytest.raises(OSError, match="No space"):
+        tiny.put("large", b"n" * 200_000)
+    assert tiny.scan("") == ["small"]
+    tiny.publish("beat", b"b" * 30_000)
+    with pytest.raises(OSError, match="No space"):
+        tiny.publish("beat", b"b" * 200_000)
+    assert sorted(tiny.scan("")) == ["beat", "small"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+@pytest.mark.parametrize("call", ["write", "fsync", "close"])
+def test_only_a_certain_refusal_removes_what_was_written(
+    store: Store, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    monkeypatch.setattr(os, call, failing(getattr(os, call), 1, number))
+    with pytest.raises(OSError, match=os.strerror(number)):
+        store.put("x", b"data")
+    monkeypatch.undo()
+    assert store.scan("") == (["x"] if number == errno.EIO else [])
+
+
 def test_what_cannot_be_removed_quietly_is_left(store: Store) -> None:
     store.mkdir("a")
     store.remove_quietly("a")

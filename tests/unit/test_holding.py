@@ -1,0 +1,143 @@
+"""What becomes of results that are too large, and of batches that are no files."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from fsworker import fitting, holding, outcomes
+from fsworker.backlog import Work
+from fsworker.holding import Holding
+from fsworker.protocol import layout, packing, segment
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.layout import Owner, Token
+from fsworker.protocol.ledger import Move
+from fsworker.protocol.segment import Segment
+
+pytestmark = pytest.mark.unit
+
+ME = Owner("n1", "a" * 12)
+CLAIMED = Token(layout.batch_id("s", "c" * 12, 0), 0, 1, 0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path)
+    for folder in (*layout.FOLDERS, layout.inbox_dir(0), layout.outbox_dir("s"), ME.folder):
+        store.mkdir(folder)
+    return store
+
+
+def work_with(sizes: list[int]) -> Work:
+    work = Work("w", {}, [packing.pack([f"t{i}", []]) for i in range(len(sizes))])
+    for i, size in enumerate(sizes):
+        work.results[i] = outcomes.record(i, f"t{i}", outcomes.OK, b"x" * size, 0.5)
+    return work
+
+
+def held(store: Store, sizes: list[int]) -> Holding:
+    found = Holding(store, ME, CLAIMED, 0.0)
+    batch = Segment(segment.BATCH, {"stream": "s"}, work_with(sizes).records)
+    store.put(found.path, segment.encode(batch))
+    assert found.read("m:f", None)
+    assert found.work
+    found.work.results = work_with(sizes).results
+    return found
+
+
+def answers(store: Store, found: Holding) -> list[list[object]]:
+    data = store.read(found.outcome.result)
+    records = segment.decode(data, segment.RESULT, "result").values()
+    return [
+        [r[0], r[1], r[2], r[3]["type"] if isinstance(r[3], dict) else len(r[3])] for r in records
+    ]
+
+
+class Full(Store):
+    """A filesystem with room for files up to a size."""
+
+    room = 0
+
+    def put(self, rel: str, data: bytes, *, durable: bool = True) -> None:
+        if len(data) > self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), rel)
+        super().put(rel, data, durable=durable)
+
+
+def test_the_largest_results_give_way_and_no_more_than_it_takes() -> None:
+    work = work_with([100, 50_000, 2_000, 9_000])
+    same = [work.results[i] for i in range(4)]
+    assert fitting.shrink(work, 100_000, "T", "why") == same
+    found = [packing.unpack(r) for r in fitting.shrink(work, 20_000, "T", "why")]
+    assert [f[:3] for f in found] == [
+        [0, "t0", "ok"],
+        [1, "t1", "invalid"],
+        [2, "t2", "ok"],
+        [3, "t3", "ok"],
+    ]
+    assert "50" in found[1][3]["message"] and "why" in found[1][3]["message"]
+    found = [packing.unpack(r) for r in fitting.shrink(work, 0, "T", "why")]
+    assert [f[2] for f in found] == ["ok", "invalid", "invalid", "invalid"]
+
+
+def test_results_that_do_not_fit_into_one_data_file_are_errors_of_their_tasks() -> None:
+    work = work_with([100, 200_000, 100])
+    assert [len(r) for r in fitting.results(work)] == [len(r) for r in work.results.values()]
+    found = [packing.unpack(r) for r in fitting.results(work, limit=150_000)]
+    assert [f[2] for f in found] == ["ok", "invalid", "ok"]
+    assert found[1][3]["type"] == "ResultTooLarge"
+
+
+def test_a_part_is_cut_before_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "PART_BYTES", 1000)
+    found = {i: b"x" * size for i, size in enumerate((400, 400, 400, 5000, 1))}
+    assert fitting.portion([0, 1, 2, 3, 4], found) == [0, 1]
+    assert fitting.portion([3, 4], found) == [3]
+    assert fitting.portion([], found) == []
+
+
+def test_a_result_without_room_becomes_an_error_and_its_neighbours_are_kept(store: Store) -> None:
+    full = Full(store.root)
+    found = held(store, [100, 50_000, 100])
+    found.store = full
+    full.room = 8_000
+    for _ in range(holding.NO_ROOM_TRIES - 1):
+        assert found.commit() is None
+        assert store.scan(layout.outbox_dir("s")) == []
+    assert found.commit() is Move.DONE
+    assert answers(store, found) == [
+        [0, "t0", "ok", 100],
+        [1, "t1", "invalid", "NotStored"],
+        [2, "t2", "ok", 100],
+    ]
+
+
+def test_no_result_is_given_up_while_nothing_at_all_can_be_written(store: Store) -> None:
+    full = Full(store.root)
+    found = held(store, [100, 50_000])
+    found.store = full
+    for _ in range(2 * holding.NO_ROOM_TRIES):
+        assert found.commit() is None
+    full.room = 1 << 20
+    assert found.commit() is Move.DONE
+    assert answers(store, found) == [[0, "t0", "ok", 100], [1, "t1", "ok", 50_000]]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_folder_in_place_of_a_batch_is_moved_away_whole(store: Store, before: bool) -> None:
+    if before:
+        store.mkdir(f"{layout.QUARANTINE}/{CLAIMED.batch}.{CLAIMED.attempt}")
+    found = Holding(store, ME, CLAIMED, 0.0)
+    store.mkdir(found.path)
+    store.put(f"{found.path}/inside", b"kept")
+    assert not found.read("m:f", None)
+    assert found.over and not found.trouble
+    assert store.scan(ME.folder) == []
+    names = [n for n in store.scan(layout.QUARANTINE) if n.startswith(f"{CLAIMED.batch}.1.")]
+    assert len(names) == 2
+    (moved,) = [n for n in names if not n.endswith(".reason.json")]
+    assert store.read(f"{layout.QUARANTINE}/{moved}/inside") == b"kept"
+    assert b"it is a folder" in store.read(f"{layout.QUARANTINE}/{moved}.reason.json")
