@@ -55,6 +55,7 @@ class Custody:
         self._check_due = time.monotonic() + CHECK_EVERY
         self._parts_due = 0.0
         self._losses = 0
+        self._disowned = False
 
     @property
     def quiet(self) -> bool:
@@ -89,6 +90,7 @@ class Custody:
                     holding.publish_early(now)
         if now >= self._check_due:
             self.check_folder(now)
+        self._disown(not self._executor.total())
 
     def note(self, now: float, touched: list[Work]) -> None:
         """Take note of batches in which something has finished."""
@@ -158,6 +160,14 @@ class Custody:
                 if holding.give_back():
                     log.info("batch %s is given back", holding.token.batch)
                     self._let_go(holding)
+
+    def _disown(self, lame: bool) -> None:
+        """If no slot is left that could execute anything, others shall have what we hold."""
+        if lame and not self._disowned:
+            log.error("no slot can be used: all claims are given back, and nothing is taken")
+        self._disowned = lame
+        if lame:
+            self.give_back(everything=True)
 
     def abandon(self) -> None:
         """Last of all: return even what is finished, rather than keep it from everybody."""

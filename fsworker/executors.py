@@ -65,7 +65,7 @@ class Executor(Protocol):
         """How many places are executing."""
 
     def total(self) -> int:
-        """How many places there are."""
+        """How many places there are that can be used; with none left the work is given back."""
 
     def close(self) -> None:
         """End every process."""

@@ -18,6 +18,10 @@ from fsworker.slot_memory import IDLE, Entry, Region, State
 
 _CHUNK = 1 << 18
 
+CANCELLED, SILENT, GARBLED = IDLE, -2, -3
+"""Why a slot is condemned, if not for the timeout of a task: what it did is not wanted any more;
+it does not do what it should; its socket carried what no slot sends."""
+
 
 class Blame(NamedTuple):
     """The task that a lost slot was executing: its index, and what to answer for it."""
@@ -31,8 +35,9 @@ class Blame(NamedTuple):
 class Loss(NamedTuple):
     """A range whose slot is gone; what has no result in it has to be handed out again.
 
-    `task` is the index of the one that was running, or the first when none was yet; None when the
-    range was taken away on purpose. `blame` is None when nobody is to blame for sure.
+    `task` is the index of the one that was running, or the first when that is not known; None when
+    the range was taken away on purpose. `blame` is None when nobody is to blame for sure. `apart`:
+    any task of the range may be to blame, so each has to be tried alone.
     """
 
     number: int
@@ -40,14 +45,16 @@ class Loss(NamedTuple):
     end: int
     task: int | None
     blame: Blame | None
+    apart: bool = False
 
 
 class Slot:
     """One of the worker's places, and the process that fills it now.
 
     `state`: absent, starting, idle, busy, or stuck (killed, and it does not die). `condemned`: the
-    task for which it was killed (IDLE: for none) and when. `due`: when it must start if absent,
-    else since when it has done nothing that shows.
+    task for which it was killed (or one of the reasons above) and when. `due`: when it must start
+    if absent, else since when it has done nothing that shows. `garbled`: what its socket carried
+    that no slot sends.
     """
 
     def __init__(self, number: int, region: Region) -> None:
@@ -64,6 +71,7 @@ class Slot:
         self.range = self.first = self.end = 0
         self.condemned: tuple[int, float] | None = None
         self.closed_at: float | None = None
+        self.garbled: str | None = None
         self.due = 0.0
         self._received = bytearray()
         self._unsent = memoryview(b"")
@@ -120,7 +128,7 @@ class Slot:
             selector.modify(self.sock, events, key.data)
 
     def receive(self) -> tuple[list[slot_wire.Frame], bool]:
-        """(what the slot has said, whether it may say more)."""
+        """(what the slot has said, whether it may say more). Sets `garbled`, after which none."""
         there = True
         while self.sock is not None:
             try:
@@ -133,7 +141,14 @@ class Slot:
             there = bool(data)
             if not data:
                 break
-        return list(slot_wire.take_frames(self._received)), there
+        frames: list[slot_wire.Frame] = []
+        number = None if self.state == "starting" else self.range
+        try:
+            frames.extend(slot_wire.take_frames(self._received, number))
+        except slot_wire.Garbled as error:
+            self._received.clear()
+            self.garbled, there = str(error), False
+        return frames, there
 
     def settled(self) -> State | None:
         """The state of a busy slot that has been at one task since the last call; else None.
@@ -171,15 +186,21 @@ class Slot:
     def loss(self, how: str, code: int) -> Loss:
         """What is lost with the process of a busy slot; `how` it ended as `how_words` takes it."""
         state = self.region.state()
-        index: int | None = state.task if state.number == self.range else self.first
-        if self.condemned is not None and self.condemned[0] == IDLE:
-            index = None
-        blame = self._blame(state, how, code)
-        return Loss(self.range, self.first, self.end, index, blame)
+        begun = state.number == self.range and state.task >= self.first
+        index: int | None = state.task if begun else self.first
+        blame, apart = self._blame(state, how, code), False
+        if self.condemned is not None:
+            if self.condemned[0] == CANCELLED:
+                index = None
+            elif self.condemned[0] in (SILENT, GARBLED):
+                index, apart = self.first, blame is None
+        return Loss(self.range, self.first, self.end, index, blame, apart)
 
     def _blame(self, state: State, how: str, code: int) -> Blame | None:
+        if self.condemned is not None and self.condemned[0] == GARBLED:
+            return self._blame_garbled(state)
         running = state.number == self.range and self.first <= state.task < self.end
-        if not running or how == "zygote":
+        if not running or (how == "zygote" and self.condemned is None):
             return None
         elapsed = time.monotonic() - state.started
         if self.condemned is None:
@@ -191,6 +212,14 @@ class Slot:
         if how == "stuck":
             why += f"; its process {self.pid} was killed and does not end"
         return Blame(state.task, outcomes.TIMEOUT, outcomes.cause("Timeout", why), elapsed)
+
+    def _blame_garbled(self, state: State) -> Blame | None:
+        """The writer is known for sure only if no other task of the range can have been it."""
+        began_first = state.number == self.range and state.task == self.first
+        if not began_first and self.end - self.first != 1:
+            return None
+        why = f"it wrote to the socket of its slot, which is not its own ({self.garbled})"
+        return Blame(self.first, outcomes.CRASHED, outcomes.cause("Crashed", why), 0.0)
 
 
 def how_words(how: str, code: int) -> str:

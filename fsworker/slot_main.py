@@ -253,7 +253,11 @@ async def _alone(coroutine: Any) -> Any:
 def _record(index: int, task_id: Any, status: str, value: Any, elapsed: float) -> tuple[str, bytes]:
     """(status, result record); a value that cannot be sent makes the result an invalid one."""
     try:
-        return status, outcomes.record(index, task_id, status, value, elapsed)
+        data = outcomes.record(index, task_id, status, value, elapsed)
+        if len(data) <= slot_wire.MAX_RECORD:
+            return status, data
+        told = f"the result has {len(data)} bytes, {slot_wire.MAX_RECORD} is the limit"
+        why = outcomes.cause("ResultTooLarge", told)
     except BaseException as error:  # the value's own methods run here
         kind = "InvalidResult" if isinstance(error, packing.Unpackable) else type(error).__name__
         why = outcomes.cause(

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from fsworker.protocol import packing
+from fsworker.protocol import packing, segment
 
 _RANGE = struct.Struct("<IIIIQ")  # range, first index, records, length of meta, length of records
 _FRAME = struct.Struct("<BIQ")  # kind, range, length
@@ -21,6 +21,16 @@ _FRAME = struct.Struct("<BIQ")  # kind, range, length
 READY, FAILED, RESULTS, FINISHED = 1, 2, 3, 4
 """READY: the functions are loaded; its number is the slot's pid. FAILED: they are not, and why.
 FINISHED: RESULTS, and the last of the range."""
+
+MAX_RECORD = segment.MAX_BYTES - (1 << 20)
+"""Bytes that a result record may have, so that it fits into a data file alone."""
+_MAX_DATA = MAX_RECORD + (1 << 20)
+_MAX_SAID = 1 << 20
+"""Bytes that FAILED may say."""
+
+
+class Garbled(ValueError):
+    """Bytes on a slot's socket that no slot sends: user code wrote to it."""
 
 
 class Range(NamedTuple):
@@ -70,16 +80,27 @@ def pack_frame(kind: int, number: int, data: bytes = b"") -> bytes:
     return _FRAME.pack(kind, number, len(data)) + data
 
 
-def take_frames(buffer: bytearray) -> Iterator[Frame]:
-    """The complete frames at the start of `buffer`, which they leave."""
+def take_frames(buffer: bytearray, number: int | None) -> Iterator[Frame]:
+    """The complete frames at the start of `buffer`, which they leave.
+
+    `number` is the range that the slot has, or had last; None before it has said that it is ready.
+    Raises Garbled as soon as a head is seen that is not a slot's own: a length that is believed
+    would have us wait for ever.
+    """
     while len(buffer) >= _FRAME.size:
-        kind, number, length = _FRAME.unpack_from(buffer)
+        kind, named, length = _FRAME.unpack_from(buffer)
+        if number is None:
+            known = kind in (READY, FAILED) and length <= _MAX_SAID
+        else:
+            known = kind in (RESULTS, FINISHED) and named == number and length <= _MAX_DATA
+        if not known:
+            raise Garbled(f"kind {kind}, range {named}, {length} bytes")
         end = _FRAME.size + length
         if len(buffer) < end:
             return
         data = bytes(memoryview(buffer)[_FRAME.size : end])
         del buffer[:end]
-        yield Frame(kind, number, data)
+        yield Frame(kind, named, data)
 
 
 def _receive(sock: socket.socket, size: int) -> bytes | None:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from fsworker import outcomes, slot_memory, slot_wire
-from fsworker.slot import Loss, Slot, how_words
+from fsworker.slot import CANCELLED, GARBLED, SILENT, Loss, Slot, how_words
 from fsworker.slot_memory import Entry, Region
-from fsworker.zygote_link import ZygoteLink, end_inherited
+from fsworker.zygote_link import ZygoteLink, end_inherited, is_gone, lives
 
 log = logging.getLogger("fsworker.slots")
 
@@ -103,7 +103,7 @@ class SlotPool:
 
     def cancel(self, slot: Slot) -> None:
         """End a slot's process; what it was doing is nobody's fault."""
-        self._condemn(slot, slot_memory.IDLE, time.monotonic())
+        self._condemn(slot, CANCELLED, time.monotonic())
 
     def step(self, now: float) -> None:
         """Do what is due: start processes, enforce timeouts, replace what is lost."""
@@ -176,7 +176,7 @@ class SlotPool:
         was_loaded, self._loaded, self._link = self._loaded, False, None
         log.warning("the zygote (pid %d) ended: %s", link.pid, how)
         for slot in self.slots:
-            if slot.state not in ("absent", "stuck"):
+            if slot.state != "absent" and (slot.state != "stuck" or not slot.pid):
                 self._lost(slot, "zygote", 0)
         self._end_inherited()
         link.close()
@@ -204,6 +204,9 @@ class SlotPool:
             # It is exiting, or user code closed our descriptor: the zygote will tell, or we do.
             slot.closed_at = time.monotonic()
             slot.disconnect(self._selector)
+            if slot.garbled is not None and slot.condemned is None:
+                log.error("slot %d: its socket was written to: %s", slot.number, slot.garbled)
+                self._condemn(slot, GARBLED, slot.closed_at)
 
     def _receive(self, slot: Slot) -> bool:
         frames, there = slot.receive()
@@ -228,10 +231,12 @@ class SlotPool:
         late = slot.state == "starting" and now > slot.due + START_PATIENCE
         late = late or (slot.state == "busy" and slot.dawdles(now, BEGIN_PATIENCE))
         if slot.condemned is not None:
-            if slot.state != "stuck" and now > slot.condemned[1] + STUCK_AFTER:
-                self._give_up(slot)
+            if slot.state == "stuck" and slot.pid and is_gone(slot.pid):
+                self._lost(slot, "stuck", 0)
+            elif slot.state != "stuck" and now > slot.condemned[1] + STUCK_AFTER:
+                self._overdue(slot, now)
         elif silent or late:
-            self._condemn(slot, slot_memory.IDLE, now)
+            self._condemn(slot, SILENT, now)
         elif slot.state == "busy" and (state := slot.settled()) is not None:
             entries = slot.rescue(state)
             if entries:
@@ -246,6 +251,17 @@ class SlotPool:
         if not slot.pid or not self._link.order_kill(slot.pid):  # no pid: it never started one
             log.warning("slot %d: the zygote does not take orders, ending it", slot.number)
             self._link.kill()
+
+    def _overdue(self, slot: Slot, now: float) -> None:
+        """Nobody said that a killed slot ended: either it does not, or the zygote is at fault."""
+        link = self._link
+        if link is None or (answers := link.answers(now)) is None:
+            return
+        if link.killed or (answers and lives(slot.pid, link.pid)):
+            self._give_up(slot)
+        else:
+            log.error("the zygote (pid %d) does not do its work, ending it", link.pid)
+            link.kill()
 
     def _give_up(self, slot: Slot) -> None:
         log.error("slot %d (pid %d) was killed and does not end", slot.number, slot.pid)

@@ -59,7 +59,7 @@ class TaskExecutor:
 
     def room(self) -> int:
         """How many more tasks it can serve soon."""
-        return self._backlog.wanted(self._setting.concurrency)
+        return self._backlog.wanted(self.total())
 
     def add(self, work: Work) -> None:
         """Take a batch; what it does not hand out yet is let go by `release`."""
@@ -109,11 +109,11 @@ class TaskExecutor:
 
     def busy(self) -> int:
         """Slots that execute."""
-        return self.pool.count("busy", "stuck")
+        return self.pool.count("busy")
 
     def total(self) -> int:
-        """All slots."""
-        return len(self.pool.slots)
+        """All slots that can be used: not those whose process was killed and does not end."""
+        return len(self.pool.slots) - self.pool.count("stuck")
 
     def close(self) -> None:
         """End every process."""
@@ -146,7 +146,9 @@ class TaskExecutor:
                 why = f"its slot was lost {MAX_LOSSES} times while it was its turn"
                 value = outcomes.cause("Crashed", why)
                 self._answer(work, Blame(index, outcomes.CRASHED, value, 0.0))
-        self._backlog.put_back(work, loss.first, loss.end)
+        alone = [(i, i + 1) for i in range(loss.first, loss.end)] if loss.apart else []
+        for first, end in reversed(alone or [(loss.first, loss.end)]):
+            self._backlog.put_back(work, first, end)
 
     def on_refused(self, why: str) -> None:
         """The functions cannot be loaded."""

@@ -153,7 +153,7 @@ class Worker:
         return max(0.0, min(due - now, BEAT_EVERY))
 
     def _taking(self) -> bool:
-        return self._served and self._deadline is None
+        return self._served and self._deadline is None and self._executor.total() > 0
 
     def _turn(self, now: float) -> None:
         touched = self._executor.step(now)

@@ -10,12 +10,14 @@ worker to zygote:
 
     {"do": "start", "slot": n, "env": {…}}    with the slot's end of its socket attached
     {"do": "kill", "pid": p}
+    {"do": "ping"}
 
 zygote to worker:
 
     {"is": "loaded", "threads": n}            or {"is": "refused", "why": sentence}
     {"is": "started", "slot": n, "pid": p}    or {"is": "failed", "slot": n, "why": words}
     {"is": "ended", "slot": n, "pid": p, "how": "exit" or "signal", "code": c}
+    {"is": "pong"}
 
 Each message is one JSON datagram.
 """
@@ -151,6 +153,8 @@ class Zygote:
             self._start(order["slot"], order.get("env") or {}, fds[0])
         elif order["do"] == "kill" and order["pid"] in self._slots:
             kill_group(order["pid"])
+        elif order["do"] == "ping":
+            self._tell({"is": "pong"})
 
     def _start(self, slot: int, env: dict[str, str], fd: int) -> None:
         try:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from fsworker import procfs
 from fsworker.zygote import MESSAGE, children, kill_group
 
 log = logging.getLogger("fsworker.zygote")
@@ -24,6 +25,8 @@ log = logging.getLogger("fsworker.zygote")
 THREAD_CAPS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _PRIVATE = ("FLEET_LIFE_FD", "FLEET_LOCK_FD")
 CLOSE_PATIENCE = 6.0
+PING_PATIENCE = 3.0
+"""Seconds that a zygote may take to answer; it never does anything that takes long."""
 
 
 def slot_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -49,6 +52,9 @@ class ZygoteLink:
     ) -> None:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.setblocking(False)
+        self._asked: float | None = None
+        self._answered = False
+        self.killed = False
         request = {
             "control": theirs.fileno(),
             "memory": memory_fd,
@@ -86,11 +92,18 @@ class ZygoteLink:
 
     def order_kill(self, pid: int) -> bool:
         """Ask for a slot's end, with all that it started."""
-        try:
-            self._sock.send(json.dumps({"do": "kill", "pid": pid}).encode())
-        except OSError:
-            return False
-        return True
+        return self._order({"do": "kill", "pid": pid})
+
+    def answers(self, now: float) -> bool | None:
+        """Whether the zygote does what it is told; None while that is being asked: ask again."""
+        if self._asked is None:
+            self._asked, self._answered = now, False
+            self._order({"do": "ping"})
+            return None
+        if not self._answered and now < self._asked + PING_PATIENCE:
+            return None
+        self._asked = None
+        return self._answered
 
     def receive(self) -> tuple[list[dict[str, Any]], bool]:
         """(what the zygote said, whether it is there)."""
@@ -104,7 +117,11 @@ class ZygoteLink:
                 data = b""
             if not data:
                 return messages, False
-            messages.append(json.loads(data))
+            message = json.loads(data)
+            if message["is"] == "pong":
+                self._answered = True
+            else:
+                messages.append(message)
 
     def ended_how(self, patience: float = 1.0) -> tuple[str, int]:
         """How a zygote that is not there any more ended; it is reaped."""
@@ -117,7 +134,15 @@ class ZygoteLink:
 
     def kill(self) -> None:
         """End a zygote that does not answer."""
+        self.killed = True
         self._process.kill()
+
+    def _order(self, order: dict[str, Any]) -> bool:
+        try:
+            self._sock.send(json.dumps(order).encode())
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         """End the zygote and every slot of it, and wait until they are gone."""
@@ -145,6 +170,20 @@ def end_inherited(slots: Collection[int], spared: Collection[int], patience: flo
             log.warning("processes %s of ended slots cannot be ended yet", sorted(left))
             return
         time.sleep(0.002)
+
+
+def lives(pid: int, parent: int) -> bool:
+    """Whether a process is still that child of `parent`, and no zombie."""
+    stat = procfs.read_stat(pid)
+    if stat is None or stat.ppid != parent:
+        return False
+    return stat.state not in "ZXx" or procfs.has_live_thread(pid)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether there is no such process any more; if it is our own child, it is reaped."""
+    _reap(pid)
+    return procfs.read_stat(pid) is None
 
 
 def _kill(pid: int) -> None:

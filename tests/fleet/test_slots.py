@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import struct
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fsworker import procfs, slots
+from fsworker import procfs, slot_wire, slots, zygote_link
 from fsworker.backlog import Work
 from fsworker.executors import TASKS, Setting, open_executor
 from fsworker.protocol import packing
@@ -55,7 +56,7 @@ class Bench:
             self.turn()
 
     def all_idle(self) -> bool:
-        return self.executor.pool.count("idle") == self.executor.total()
+        return self.executor.pool.count("idle") == len(self.executor.pool.slots)
 
     def add(self, fn: str, calls: list[list[Any]], timeout: float | None = None) -> Work:
         self._number += 1
@@ -284,6 +285,97 @@ def test_a_slot_that_begins_nothing_is_replaced_and_nobody_is_blamed(
     wait_until(lambda: all(proc_state(pid) == "T" for pid in frozen), 5, "stopped")
     assert forked.run("double", [[4], [5]], timeout=60.0) == [("ok", 8), ("ok", 10)]
     assert all(gone(pid) for pid in frozen)
+
+
+GARBAGE = [
+    b"\xff" * 64,  # no kind of frame
+    b"\xff" * 5,  # garbage only together with what the slot sends next
+    slot_wire.pack_frame(slot_wire.READY, 1),
+    slot_wire.pack_frame(slot_wire.FAILED, 0, b"the end"),
+    struct.pack("<BIQ", slot_wire.RESULTS, 1, 1 << 60),
+]
+
+
+@pytest.mark.parametrize("pause", [0.0, 60.0])
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_who_writes_to_its_slots_socket_has_crashed_and_nobody_else(
+    mark: str, garbage: bytes, pause: float
+) -> None:
+    if pause and len(garbage) < 13:
+        pytest.skip("nothing shows before the task ends")
+    bench = Bench(2, "fork", mark)
+    bench.until(bench.all_idle, what="ready")
+    work = bench.add("misbehave", [["alarm"], ["garble", garbage, pause], ["alarm"]] * 2)
+    bench.until(lambda: work.finished, 30, "all results")
+    found = [packing.unpack(work.results[i])[2] for i in range(6)]
+    if pause:
+        assert found == ["ok", "crashed", "ok"] * 2
+        message = packing.unpack(work.results[1])[3]["message"]
+        assert "socket" in message
+    else:  # it may have been answered before anybody saw
+        assert [found[i] for i in (0, 2, 3, 5)] == ["ok"] * 4
+        assert {found[1], found[4]} <= {"ok", "crashed"}
+    bench.until(bench.all_idle, what="full capacity")
+    assert bench.run("double", [[4], [5]]) == [("ok", 8), ("ok", 10)]
+    bench.executor.close()
+
+
+def test_who_makes_its_slot_silent_again_and_again_has_crashed(
+    forked: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "BEGIN_PATIENCE", 0.3)
+    # A head that promises more than ever comes, with the right number, is lost in the same way.
+    real = slot_wire.take_frames
+    monkeypatch.setattr(
+        slot_wire,
+        "take_frames",
+        lambda buffer, number: iter(()) if b"mute me" in buffer else real(buffer, number),
+    )
+    work = forked.add("echo", [["mute me"], ["aloud"]])
+    forked.until(lambda: work.finished, 20, "both results")
+    found = [packing.unpack(work.results[i]) for i in range(2)]
+    assert [f[2] for f in found] == ["crashed", "ok"]
+    assert "lost 5 times" in found[0][3]["message"]
+
+
+@pytest.mark.parametrize("then", ["crash", "hang"])
+def test_a_zygote_that_does_not_answer_is_replaced(
+    forked: Bench, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    monkeypatch.setattr(slots, "STUCK_AFTER", 0.5)
+    monkeypatch.setattr(zygote_link, "PING_PATIENCE", 0.5)
+    zygote = forked.executor.pool.zygote_pid
+    assert zygote is not None
+    forked.run("misbehave", [["stop_zygote"]])
+    wait_until(lambda: proc_state(zygote) == "T", 5, "stopped")
+    how = "kill_self" if then == "crash" else "spin_in_c"
+    work = forked.add("misbehave", [[how], [how]], timeout=1.0)
+    forked.until(lambda: work.finished, 30, "both results")
+    found = {packing.unpack(r)[2] for r in work.results.values()}
+    assert found == {"crashed" if then == "crash" else "timeout"}
+    forked.until(forked.all_idle, what="full capacity")
+    assert forked.executor.total() == 2
+    assert forked.executor.pool.zygote_pid != zygote and gone(zygote)
+
+
+def test_slots_that_really_do_not_end_are_not_counted_until_they_do(
+    forked: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "STUCK_AFTER", 0.3)
+    pool = forked.executor.pool
+    # What is killed and lives on cannot be had at will: its kill is swallowed instead.
+    monkeypatch.setattr(zygote_link.ZygoteLink, "order_kill", lambda *_: True)
+    stuck = [slot.pid for slot in pool.slots]
+    work = forked.add("misbehave", [["deadlock"], ["deadlock"]], timeout=0.5)
+    forked.until(lambda: work.finished, 20, "two timeouts")
+    message = packing.unpack(work.results[0])[3]["message"]
+    assert "was killed and does not end" in message
+    assert (forked.executor.total(), forked.executor.busy()) == (0, 0)
+    assert forked.executor.room() <= 0
+    for pid in stuck:
+        os.kill(pid, signal.SIGKILL)
+    forked.until(forked.all_idle, what="full capacity")
+    assert forked.executor.total() == 2 and forked.executor.room() > 0
 
 
 def test_dropped_work_is_ended_and_forgotten(forked: Bench, tmp_path: Path) -> None:

@@ -177,6 +177,24 @@ def _helpers(marker: str) -> None:
     time.sleep(600)
 
 
+def _garble(data: bytes, seconds: float = 0.0) -> str:
+    """Write to every socket that this process has, the slot's own among them."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                os.write(fd, data)
+        except OSError:
+            pass
+    time.sleep(seconds)
+    return "written"
+
+
+def _stop_zygote(seconds: float = 0.0) -> str:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(seconds)
+    return "stopped"
+
+
 def _random_numbers(seconds: float) -> list[float]:
     time.sleep(seconds)  # long enough that two slots are at it
     return [numpy.random.random() for _ in range(4)] if numpy else [random.random()]
@@ -206,6 +224,8 @@ _WAYS: dict[str, Any] = {
     "print_garbage": _print_garbage,
     "fork_and_return": _fork_and_return,
     "helpers": _helpers,
+    "garble": _garble,
+    "stop_zygote": _stop_zygote,
     "big": lambda n: b"x" * n,
     "recurse": lambda: _raise(RecursionError("deep")),
 }

@@ -41,6 +41,9 @@ class Idle:
     def room(self) -> int:
         return 10
 
+    def total(self) -> int:
+        return 2
+
     def release(self, work: Work, index: int) -> None: ...
 
     def drop(self, key: str) -> None: ...
@@ -90,3 +93,26 @@ def test_a_listing_from_before_the_commit_does_not_bring_the_claim_back(
     monkeypatch.undo()
     assert store.read(out.result) == committed
     assert store.run(ledger.adopt(ME)) == []
+
+
+class Lame(Idle):
+    """An executor none of whose places can be used any more."""
+
+    def total(self) -> int:
+        return 0
+
+
+def test_without_a_slot_every_claim_is_given_back(store: Store) -> None:
+    manifest = Manifest("r", "m:f", 1, (WorkerSpec("n1", 0),))
+    task = packing.pack([None, []])
+    batch = segment.encode(Segment(segment.BATCH, {"stream": "s"}, [task]))
+    store.put(layout.claim_path(ME, CLAIMED), batch)
+    executor = Lame()
+    custody = Custody(store, manifest, ME, executor, Intake(store, manifest, "n1", 0), Counters())
+    custody.check_folder(0.0)
+    executor.works[0].started = True
+    custody.turn(1.0, [])
+    assert custody.quiet
+    assert store.scan(layout.inbox_dir(0)) == [
+        os.path.basename(layout.inbox_path(CLAIMED.returned(died=False)))
+    ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 
 import pytest
 
-from fsworker import outcomes, slot_memory, slot_wire
+from fsworker import outcomes, slot_main, slot_memory, slot_wire
 from fsworker.protocol import packing
 from fsworker.slot_env import Variable
 from fsworker.slot_memory import IDLE, Entry, Region
@@ -67,13 +68,41 @@ def test_a_worker_that_died_is_no_error_to_its_slot(unread: bytes) -> None:
 
 
 def test_frames_survive_any_cut() -> None:
-    stream = slot_wire.pack_frame(1, 0) + slot_wire.pack_frame(3, 7, b"data" * 9)
+    stream = slot_wire.pack_frame(3, 7, b"data" * 9) + slot_wire.pack_frame(4, 7)
     buffer, found = bytearray(), []
     for byte in stream:
         buffer.append(byte)
-        found += slot_wire.take_frames(buffer)
-    assert found == [(1, 0, b""), (3, 7, b"data" * 9)]
+        found += slot_wire.take_frames(buffer, 7)
+    assert found == [(3, 7, b"data" * 9), (4, 7, b"")]
     assert not buffer
+
+
+@pytest.mark.parametrize(
+    ("garbage", "number"),
+    [
+        (b"\xff" * 13, 7),
+        (slot_wire.pack_frame(3, 8), 7),
+        (slot_wire.pack_frame(1, 7), 7),  # no slot gets ready twice
+        (slot_wire.pack_frame(3, 7), None),
+        (struct.pack("<BIQ", 3, 7, 1 << 40), 7),
+        (struct.pack("<BIQ", 2, 0, 1 << 40), None),
+    ],
+)
+def test_what_no_slot_sends_is_said_at_its_head(garbage: bytes, number: int | None) -> None:
+    sent = slot_wire.pack_frame(3, 7, b"before") if number else slot_wire.pack_frame(1, 99)
+    found = slot_wire.take_frames(bytearray(sent + garbage), number)
+    assert next(found).data in (b"before", b"")
+    with pytest.raises(slot_wire.Garbled):
+        next(found)
+
+
+def test_a_result_above_the_limit_is_an_error_of_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_wire, "MAX_RECORD", 1000)
+    status, data = slot_main._record(3, "id", outcomes.OK, b"x" * 900, 0.5)
+    assert (status, packing.unpack(data)[:4]) == ("ok", [3, "id", "ok", b"x" * 900])
+    status, data = slot_main._record(3, "id", outcomes.OK, b"x" * 1000, 0.5)
+    assert (status, packing.unpack(data)[:3]) == ("invalid", [3, "id", "invalid"])
+    assert "1000 is the limit" in packing.unpack(data)[3]["message"]
 
 
 @pytest.mark.parametrize(
