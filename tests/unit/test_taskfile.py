@@ -488,7 +488,7 @@ def test_damaged_and_missing_results_are_told(root: Path, tmp_path: Path) -> Non
 
 def test_the_stream_must_be_known(root: Path, tmp_path: Path) -> None:
     run = roots.open_run(str(root))
-    with pytest.raises(UsageError, match="nothing was submitted to .* yet: use ctl submit"):
+    with pytest.raises(UsageError, match=r"nothing was submitted to .* yet: use ctl submit"):
         gather.find(run, None)
     _submit(root, _file(tmp_path, 1), stream="a.b/c")
     assert gather.find(run, None).stream == "a.b/c" == streams.names(run.store)[0]
