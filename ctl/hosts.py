@@ -18,6 +18,10 @@ _WORD = re.compile(r"(?:\[[^\]\n]*\]|[^\s,\[])+")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_-])?\.?")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?")
 _ADDRESS = re.compile(r"\[(?P<ip>[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9_.-]+)?)\](?P<rest>.*)")
+_RANGE = re.compile(r"(\d{1,12})-(\d{1,12})(?:/(\d{1,12}))?")
+
+MOST = 100_000
+"""Hosts that a list may name: more is a typing error, and would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +117,32 @@ def parse(text: str, source: str) -> list[Host]:
         if bare.count("[") != bare.count("]"):
             raise UsageError(f"{where}: {bare.strip()!r} has a bracket without its partner")
         for word in _WORD.findall(bare):
+            _check_size(len(hosts) + _size(word), word, where)
             hosts += _parse_word(word, where)
     return hosts
+
+
+def _check_size(size: int, word: str, where: str) -> None:
+    if size > MOST:
+        raise UsageError(f"{where}: with {word!r:.80} it names more than {MOST} hosts: shorten it")
+
+
+def _size(word: str) -> int:
+    """How many hosts a word names at most, told without making their names."""
+    total = 1
+    for inside in re.findall(r"\[([^\]]*)\]", word):
+        total *= sum(map(_length, inside.split(",")))
+    return total
+
+
+def _length(text: str) -> int:
+    if re.search(r"\d{13}", text):
+        return MOST + 1
+    found = _RANGE.fullmatch(text.strip())
+    if not found:
+        return 1  # one number; or nothing that is understood, which is said where it is read
+    step = max(1, int(found[3] or 1))
+    return max(1, (int(found[2]) - int(found[1])) // step + 1)
 
 
 def read_file(path: str) -> list[Host]:
@@ -195,7 +223,9 @@ def _expand(pattern: str, where: str) -> list[str]:
     )
 
     try:
-        names = [str(name) for name in NodeSet(pattern)]
+        found = NodeSet(pattern)
+        _check_size(len(found), pattern, where)  # a @group may be of any size
+        names = [str(name) for name in found]
     except NodeSetException as error:
         raise UsageError(f"{where}: {pattern!r} is not a host set: {error}") from None
     if not names:

@@ -119,6 +119,8 @@ def fields_of(value: Any, *, keywords: bool = False) -> list[Any]:
         raise ValueError("`kwargs` must be an object")
     if task_id is not None and type(task_id) not in (str, int):
         raise ValueError("`id` must be a text or a whole number")
+    if isinstance(task_id, str) and "\0" in task_id:
+        raise ValueError("`id` holds a NUL character, which the environment of a task cannot hold")
     if timeout is not None and not _is_duration(timeout):
         raise ValueError("`timeout` must be a number of seconds above 0")
     if timeout is not None:

@@ -12,7 +12,10 @@ from typing import Any
 
 from ctl.hosts import Allowed, Host, names_of
 from fsworker.errors import UsageError
-from fsworker.protocol.records.run import WorkerSpec
+from fsworker.protocol.records.run import MOST_SLOTS, WorkerSpec
+
+MOST_SHARDS = 10_000
+"""Each is a folder that every idle worker lists."""
 
 
 def choose_workers(
@@ -24,6 +27,8 @@ def choose_workers(
     launcher: str,
 ) -> tuple[WorkerSpec, ...]:
     """The workers that were asked for, on hosts that are allowed, each host once."""
+    if concurrency > MOST_SLOTS:
+        raise UsageError(f"--concurrency must be {MOST_SLOTS} at most, not {concurrency}")
     if workers_json and hosts:
         raise UsageError("--workers-json and --hosts both say where workers run: give one of them")
     if workers_json:
@@ -106,6 +111,8 @@ def _worker(item: Any, index: int, source: str, concurrency: int) -> WorkerSpec:
         raise UsageError(f"{where}: field 'host' must be one host, not {host!r}")
     shard = _number(item.get("shard", index), f"{where}: field 'shard'", 0)
     slots = _number(item.get("concurrency", concurrency), f"{where}: field 'concurrency'", 1)
+    if slots > MOST_SLOTS:
+        raise UsageError(f"{where}: field 'concurrency' must be {MOST_SLOTS} at most, not {slots}")
     return WorkerSpec(names[0], shard, slots)
 
 
@@ -124,4 +131,9 @@ def count_shards(workers: Sequence[WorkerSpec], given: int | None) -> int:
             f"(0 to {given - 1}): raise --shard-count or lower the shard",
             host=highest.host,
         )
-    return given if given is not None else highest.shard + 1
+    count = given if given is not None else highest.shard + 1
+    if count > MOST_SHARDS:
+        raise UsageError(
+            f"{count} shards are more than {MOST_SHARDS}: lower --shard-count, or the highest shard"
+        )
+    return count

@@ -10,6 +10,7 @@ import click
 
 import fsworker
 from fsworker.errors import FleetError, UsageError
+from fsworker.protocol.records.run import MOST_SLOTS
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -25,7 +26,11 @@ def cli() -> None:
 @click.option("--shard", type=click.IntRange(0), default=0, show_default=True, help="Home shard.")
 @click.option("--host", required=True, help="The name under which this host is allowed.")
 @click.option(
-    "--concurrency", type=click.IntRange(1, 4096), default=48, show_default=True, help="Slots."
+    "--concurrency",
+    type=click.IntRange(1, MOST_SLOTS),
+    default=48,
+    show_default=True,
+    help="Slots.",
 )
 @click.option("--launch", type=click.IntRange(0), default=None, help="Number of this launch.")
 @click.option(

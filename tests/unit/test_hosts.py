@@ -163,3 +163,24 @@ def test_plain_lists_do_not_import_clustershell() -> None:
         "sys.exit('ClusterShell' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(
+    "text",
+    ["node[1-999999999]", "r[1-9999]n[1-9999]", "n[1-60000] m[1-60000]", "n[0-9999999999999999]"],
+)
+def test_a_set_of_absurd_size_is_refused_before_it_fills_the_memory(
+    text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text(f"# all\n{text}\n")
+    with pytest.raises(UsageError, match=r"FLEET_HOSTS: .* more than 100000 hosts: shorten it"):
+        hosts.parse(text, "FLEET_HOSTS")
+    with pytest.raises(UsageError, match=r"hosts line 2: .* more than 100000 hosts"):
+        hosts.read_file(str(tmp_path / "hosts"))
+    with pytest.raises(UsageError, match="--hosts: "):
+        hosts.names_of(text)
+
+
+def test_a_set_of_a_large_cluster_is_taken() -> None:
+    assert len(names("n[0001-9999],m[1-999999/100]")) == 9999 + 10_000

@@ -81,6 +81,7 @@ def test_a_line_of_keyword_arguments() -> None:
         (b'{"args": [], "kwargs": []}', "`kwargs` must be an object"),
         (b'{"args": [], "id": 1.5}', "`id` must be"),
         (b'{"args": [], "id": true}', "`id` must be"),
+        (b'{"args": [], "id": "a\\u0000b"}', "`id` holds a NUL character"),
         (b'{"args": [], "timeout": 0}', "`timeout` must be"),
         (b'{"args": [], "timeout": "1"}', "`timeout` must be"),
         (b'["\\ud800"]', "lone surrogate"),

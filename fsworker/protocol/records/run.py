@@ -21,6 +21,10 @@ class _Record:
         return coding.decode(cls, data, path)
 
 
+MOST_SLOTS = 4096
+"""Slots that a worker may have; a start refuses more before it contacts anybody."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """One worker as asked for: the allowed name of its host, its home shard, its slots."""
