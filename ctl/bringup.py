@@ -184,7 +184,9 @@ def _undo(crew: Crew, spared: Spared) -> None:
     ours = [host for host in crew.hosts if host not in spared.others]
     hosts = [host for host in ours if host not in spared.idle]
     try:
-        stopping.write_intents(crew.store, crew.meta, ours)
+        unwritten = stopping.try_intents(crew.store, crew.meta, ours)
+        for sentence in unwritten.values() if not hosts else ():
+            crew.complain(f"warning: {sentence}")
         if not hosts:
             return
         crew.complain(f"stopping what was started (grace {UNDO_GRACE:g} s)")

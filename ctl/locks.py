@@ -7,6 +7,7 @@ run against each other, and it is the reason why `events.jsonl` has one writer.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import time
@@ -22,11 +23,18 @@ from fsworker.protocol.fsops import Store, storage_error
 log = logging.getLogger(__name__)
 
 VERB_LOCK = layout.CTL + "/.verb.lock"
+TAKES_NOTHING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""Errors of storage that lets itself be read and not written: no reason to leave workers on."""
 
 
 @contextmanager
-def verb_lock(store: Store, verb: str, patience: float = 10.0) -> Iterator[None]:
-    """Hold the run's verb lock. Busy when another verb holds it for longer than `patience`."""
+def verb_lock(
+    store: Store, verb: str, patience: float = 10.0, *, needed: bool = True
+) -> Iterator[None]:
+    """Hold the run's verb lock. Busy when another verb holds it for longer than `patience`.
+
+    Unless it is `needed`, storage that takes no writes is worth a warning only.
+    """
     from filelock import FileLock, Timeout  # lazily: reading commands do without
 
     path = store.path(VERB_LOCK)
@@ -41,7 +49,10 @@ def verb_lock(store: Store, verb: str, patience: float = 10.0) -> Iterator[None]
     except NotImplementedError:
         log.warning("%s has no locks: do not run two commands on it at once", store.root)
     except OSError as error:
-        raise storage_error(error, "lock", path) from None
+        failure = storage_error(error, "lock", path)
+        if needed or error.errno not in TAKES_NOTHING:
+            raise failure from None
+        log.warning("%s: going on without", failure)
     try:
         yield
     finally:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from ctl import beats, render
 from ctl.fleet import Outcome, fan_out
 from ctl.launchers.base import Launcher, Stopped
-from fsworker.errors import FleetError
+from ctl.locks import TAKES_NOTHING
+from fsworker.errors import FleetError, StorageError
 from fsworker.identity import PROVABLY_DEAD
 from fsworker.protocol import layout, ledger
 from fsworker.protocol.fsops import Store, storage_error
@@ -42,11 +43,34 @@ class Report:
 def write_intents(store: Store, meta: LaunchMeta, hosts: Iterable[str]) -> None:
     """Tell every wrapper and watcher that these hosts are to stay down."""
     for host in hosts:
-        rel = layout.host_file(host, "stop")
         try:
-            store.publish(rel, b"%d\n" % meta.launches.get(host, 0))
+            _write_intent(store, meta, host)
         except OSError as error:
-            raise storage_error(error, "write", store.path(rel)) from None
+            raise _unwritten(error, store, host) from None
+
+
+def try_intents(store: Store, meta: LaunchMeta, hosts: Iterable[str]) -> dict[str, str]:
+    """As `write_intents`, but storage that takes no writes keeps nobody from being stopped.
+
+    For each host whose intent is not there: why. Such a host can still be told by a signal.
+    """
+    found = {}
+    for host in hosts:
+        try:
+            _write_intent(store, meta, host)
+        except OSError as error:
+            if error.errno not in TAKES_NOTHING:
+                raise _unwritten(error, store, host) from None
+            found[host] = str(_unwritten(error, store, host))
+    return found
+
+
+def _write_intent(store: Store, meta: LaunchMeta, host: str) -> None:
+    store.publish(layout.host_file(host, "stop"), b"%d\n" % meta.launches.get(host, 0))
+
+
+def _unwritten(error: OSError, store: Store, host: str) -> StorageError:
+    return storage_error(error, "write", store.path(layout.host_file(host, "stop")))
 
 
 def stop_hosts(
@@ -60,7 +84,7 @@ def stop_hosts(
 ) -> Report:
     """Stop these hosts' workers, verified by the host itself; then return what they held."""
     beating = _beating(store, meta)  # before the intents: some workers end by them alone
-    write_intents(store, meta, hosts)
+    unwritten = try_intents(store, meta, hosts)
 
     def stop(host: str) -> Stopped:
         launch = meta.launches.get(host, 0)
@@ -68,6 +92,7 @@ def stop_hosts(
 
     each = grace + (kill_after or 0.0) + SLACK
     report = Report()
+    report.problems += [f"warning: host {h}: {why}" for h, why in unwritten.items()]
     for outcome in fan_out(hosts, stop, width=width, each=each):
         _judge(outcome, report, beating)
     for host in report.stopped:
@@ -80,6 +105,8 @@ def _beating(store: Store, meta: LaunchMeta) -> frozenset[str]:
     try:
         return frozenset(beats.beating(store, meta.heartbeat_stale))
     except OSError as error:
+        if error.errno in TAKES_NOTHING:
+            return frozenset()  # the clock is read by writing; hosts know what runs there
         raise storage_error(error, "read", store.path(layout.STATUS)) from None
 
 

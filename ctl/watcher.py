@@ -16,6 +16,7 @@ import sys
 import time
 from typing import Any
 
+from ctl.locks import TAKES_NOTHING
 from fsworker import errors
 from fsworker.errors import FormatError
 from fsworker.identity import RUNNING, Place, send, state_of
@@ -59,7 +60,10 @@ def stop(store: Store, patience: float = PATIENCE) -> str | None:
     try:
         store.publish(layout.WATCH_STOP, b"")
     except OSError as error:
-        raise storage_error(error, "write", store.path(layout.WATCH_STOP)) from None
+        failure = storage_error(error, "write", store.path(layout.WATCH_STOP))
+        if error.errno not in TAKES_NOTHING:
+            raise failure from None
+        log.warning("%s: a watcher on another machine is not told", failure)
     who = read_identity(store)
     if who is None:
         return None

@@ -36,7 +36,7 @@ def command(
     run = roots.open_run(*roots.find_root(root, config))
     if root is None:
         session.say(f"stopping {run.root} (from {run.source})")
-    with locks.verb_lock(run.store, "stop"):
+    with locks.verb_lock(run.store, "stop", needed=False):
         report = stop_run(session, run, config.pick("grace", grace), kill_after)
     _tell(session, run, report)
     if as_json:
@@ -58,15 +58,14 @@ def stop_run(
         session.note(sentence)
     enforce = meta.launcher != "local" or len(session.allowed) > 0
     hosts, strange = stopping.allowed_or_not(meta, run.hosts, session.allowed.names, enforce)
-    stopping.write_intents(run.store, meta, strange)
+    unwritten = stopping.try_intents(run.store, meta, strange)
     with launching.opened(meta) as launcher:
         width = session.config.get("width")
         report = stopping.stop_hosts(run.store, meta, hosts, launcher, grace, kill_after, width)
     for host in strange:
         report.failed.append(host)
-        report.problems.append(
-            f"host {host}: no longer allowed, not contacted: its stop intent is written"
-        )
+        intent = unwritten.get(host, "its stop intent is written")
+        report.problems.append(f"host {host}: no longer allowed, not contacted: {intent}")
     locks.record(
         run.store,
         "stop",

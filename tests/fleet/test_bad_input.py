@@ -115,6 +115,11 @@ STARTS: dict[str, tuple[int, str, tuple[str, ...], dict[str, str]]] = {
     "a host file that is not there": (2, "no-file", (), {"FLEET_HOSTS_FILE": "/no-file"}),
     "no such launcher": (2, "ssh.*local|local.*ssh", ("--launcher", "pigeon"), {}),
     "no slots": (2, "--concurrency", ("--concurrency", "0"), {}),
+    "too many slots": (2, "4096 at most, not 5000", ("--concurrency", "5000"), {}),
+    "too many slots of one": (2, "worker 0.*4096", workers({**N1, "concurrency": 5000}), {}),
+    "too many shards": (2, "99999 shards.*10000", ("--shard-count", "99999"), {}),
+    "a shard far away": (2, "1000000 shards", workers({**N1, "shard": 999_999}), {}),
+    "too many hosts": (2, "--hosts.*100000 hosts", ("--hosts", "node[1-999999999]"), {}),
     "slots in words": (2, "FLEET_CONCURRENCY", (), {"FLEET_CONCURRENCY": "many"}),
     "no time": (2, "--ready-timeout", ("--ready-timeout", "0"), {}),
     "time in words": (2, "--ready-timeout", ("--ready-timeout", "soon"), {}),
@@ -381,4 +386,32 @@ def test_a_root_that_may_not_be_read(ctl: Ctl, verb: str, code: int) -> None:
         root.chmod(0o700)
     one_sentence(done, code, f"{root}.*(Permission denied|not writable|must let you)")
     assert picture(root) == before
+    assert with_environ(ctl.entry) == []
+
+
+@NEEDS_ROOT
+def test_a_stop_on_a_full_disk_still_ends_the_workers(ctl: Ctl) -> None:
+    disk = ctl.folder / "disk"
+    quoted, python = shlex.quote(str(disk)), shlex.quote(sys.executable)
+    start = f"{python} -m ctl start --root {quoted}/run --fn {ECHO}"
+    fill = f"! cat /dev/zero >{quoted}/filler 2>/dev/null"
+    mount = f"mkdir -p {quoted} && mount -t tmpfs -o size=512k tmpfs {quoted}"
+    script = f"{mount} && {start} >/dev/null && {fill}"
+    done = inside(ctl, script, "stop", "--root", f"{disk}/run")
+    assert done.returncode == 0, done.stderr
+    assert "stopped host=localhost" in done.stdout
+    assert re.search(r"warning: host localhost: cannot write .*localhost\.stop.*space", done.stderr)
+    assert "Traceback" not in done.stderr
+    assert with_environ(ctl.entry) == []
+
+
+@NEEDS_ROOT
+def test_a_stop_on_a_read_only_mount_still_ends_the_workers(ctl: Ctl) -> None:
+    ctl.start(ctl.runs / "run")
+    runs = shlex.quote(str(ctl.runs))
+    script = f"mount --bind {runs} {runs} && mount -o remount,ro,bind {runs}"
+    done = inside(ctl, script, "stop", "--root", str(ctl.runs / "run"))
+    assert done.returncode == 0, done.stderr
+    assert "stopped host=localhost" in done.stdout
+    assert "read-only" in done.stderr and "Traceback" not in done.stderr
     assert with_environ(ctl.entry) == []
