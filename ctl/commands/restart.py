@@ -101,8 +101,9 @@ def _ended(
     text = f"the restart ends at {', '.join(part)}: {render.clean(error)}; "
     text += f"restarted before: {', '.join(done) or 'none'}; "
     text += f"not touched: {', '.join(rest) or 'none'}"
-    kind = type(error) if isinstance(error, FleetError) else FleetError
-    return kind(text, host=part[0])
+    told = FleetError(text, host=part[0])
+    told.exit_code = getattr(error, "exit_code", FleetError.exit_code)
+    return told
 
 
 def _restart(
