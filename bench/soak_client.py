@@ -37,10 +37,9 @@ class Sender:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._progress = Progress()
-        for row in Reader(args.record).news():
-            self._progress.take(row)
-        self._writer = Writer(args.record, args.life)
         self._reader = Reader(args.record)
+        self._read_on()
+        self._writer = Writer(args.record, args.life)
         self._store = Store(args.root)
         self._client = Client(
             args.root,
@@ -102,8 +101,7 @@ class Sender:
         self._recover()
         if self._pending or not self._is_settled():
             return True
-        for row in self._reader.news():
-            self._progress.take(row)
+        self._read_on()
         gaps = self._progress.gaps()
         if gaps:
             executed = soak_task.executions(self._args.traces)
@@ -111,6 +109,10 @@ class Sender:
                 self._writer.add(Kind.LOST if executed[number] else Kind.AGAIN, number)
             self._send(gaps)
         return bool(gaps)
+
+    def _read_on(self) -> None:
+        for row in self._reader.news():
+            self._progress.take(row)
 
     def _is_settled(self) -> bool:
         """Whether nothing of the stream is on the root, in several looks: a token may move between
