@@ -193,7 +193,7 @@ def _remove_stream(run: Run, submission: Submission) -> None:
 def _destination(run: Run, submission: Submission, out: str | None) -> Taken:
     if out is None:
         return Taken(run.store.path(streams.results_path(submission.stream)), "")
-    return Taken(os.path.abspath(out), socket.gethostname())
+    return Taken(spool.place_of(out, submission.file), socket.gethostname())
 
 
 def _check_same(taken: Taken, wanted: Taken, submission: Submission) -> None:

@@ -197,6 +197,22 @@ def _sync_folder(path: str) -> None:
         os.close(fd)
 
 
+def place_of(out: str, tasks: str) -> str:
+    """The file that `out` means, links followed; UsageError when results must not replace it."""
+    real = os.path.realpath(out)
+    for path in (os.path.abspath(out), real + ".partial"):
+        if os.path.isdir(path) or (os.path.exists(path) and not os.path.isfile(path)):
+            raise UsageError(
+                f"{path} is there and is no regular file: give another -o for the results",
+                path=path,
+            )
+        if os.path.exists(path) and os.path.exists(tasks) and os.path.samefile(path, tasks):
+            raise UsageError(
+                f"{path} is the file of the tasks: give another -o for the results", path=path
+            )
+    return real
+
+
 def check_there(path: str) -> None:
     """StorageError when the partial file that a stream's results went to is gone."""
     if not os.path.exists(path):

@@ -221,3 +221,23 @@ def test_results_may_be_awaited_before_everything_is_submitted(
     wait_until(lambda: (fleet.root / layout.CTL / "streams" / "s.json").exists())
     assert _ctl("results", fleet.root, "s", "-o", out).returncode == 0
     assert submit.wait(30) == 0 and len(out.read_text().splitlines()) == TASKS
+
+
+def test_results_replace_no_device_folder_or_task_and_follow_links(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    tasks, pipe, link = tmp_path / "tasks.jsonl", tmp_path / "pipe", tmp_path / "link"
+    tasks.write_text('"big_int"\n')
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "real.jsonl")
+    (tmp_path / "same").symlink_to(tasks)
+    submit = ("submit", fleet.root, "--tasks", tasks, "--fn", MISBEHAVE, "--wait", "-o")
+    for out in (pipe, "/dev/null", tmp_path, tasks, tmp_path / "same"):
+        done = _ctl(*submit, out)
+        assert done.returncode == 2 and "give another -o" in done.stderr, done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    assert pipe.is_fifo() and tasks.read_text() == '"big_int"\n'
+    assert not list(tmp_path.glob("*.partial")), "nothing was taken yet"
+    fleet.start("h0")
+    assert _ctl(*submit, link).returncode == 1  # its task failed
+    assert link.is_symlink() and (tmp_path / "real.jsonl").read_text().count("\n") == 1
