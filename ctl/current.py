@@ -24,6 +24,19 @@ def paths(workspace: str) -> tuple[str, str]:
     return os.path.join(folder, NAME), os.path.join(folder, OLD_NAME)
 
 
+def check(workspace: str) -> None:
+    """StorageError when `write` could not write there; nothing is made yet."""
+    folder = os.path.dirname(paths(workspace)[0])
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        why = "is not writable for you" if os.path.isdir(folder) else "is no folder"
+        raise StorageError(
+            f"the workspace {workspace} cannot be used: {folder} {why}: give another --ws",
+            path=folder,
+        )
+
+
 def write(workspace: str, meta: dict[str, Any]) -> str:
     """Make the run of `meta` the current one; the file that says so."""
     ours, old = paths(workspace)

@@ -24,7 +24,7 @@ from ctl.commands.stop import stop_run
 from ctl.params import COUNT, ENV_PAIR, POSITIVE, json_option
 from ctl.planning import Plan, Wish
 from ctl.session import Session
-from fsworker.errors import FleetError, NotRunning, Refused, UsageError
+from fsworker.errors import FleetError, NotRunning, Refused, StorageError, UsageError
 
 
 @click.command()
@@ -171,6 +171,7 @@ def check_disk(plan: Plan, *, named: bool) -> None:
     else:
         advice = f"give --root {plan.root}/NAME, or --experiment and --trial"
         rundir.check_target(plan.root, plan.manifest.group, advice)
+    current.check(plan.meta.workspace or "")
     launching.open_for(plan.meta).close()
 
 
@@ -210,7 +211,11 @@ def _launch(session: Session, plan: Plan, store: Any) -> dict[str, Any]:
     except (FleetError, KeyboardInterrupt) as error:
         locks.record(store, "start", event="start failed", reason=str(error))
         raise
-    current.write(plan.meta.workspace or "", meta_fields)
+    try:
+        current.write(plan.meta.workspace or "", meta_fields)
+    except StorageError as error:
+        # The fleet runs: to call that a failure would have it started twice.
+        complain(f"warning: {error}: name this run with --root {plan.root}")
     locks.record(store, "start", event="started", hosts=plan.hosts, launches=plan.meta.launches)
     return started
 

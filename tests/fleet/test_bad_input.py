@@ -115,6 +115,9 @@ STARTS: dict[str, tuple[int, str, tuple[str, ...], dict[str, str]]] = {
     "a host file that is not there": (2, "no-file", (), {"FLEET_HOSTS_FILE": "/no-file"}),
     "no such launcher": (2, "ssh.*local|local.*ssh", ("--launcher", "pigeon"), {}),
     "no slots": (2, "--concurrency", ("--concurrency", "0"), {}),
+    "a workspace below a file": (
+        7, "workspace .*/dev/null/x .*/dev/null is no folder.*--ws", ("--ws", "/dev/null/x"), {}
+    ),
     "too many slots": (2, "4096 at most, not 5000", ("--concurrency", "5000"), {}),
     "too many slots of one": (2, "worker 0.*4096", workers({**N1, "concurrency": 5000}), {}),
     "too many shards": (2, "99999 shards.*10000", ("--shard-count", "99999"), {}),
@@ -415,3 +418,12 @@ def test_a_stop_on_a_read_only_mount_still_ends_the_workers(ctl: Ctl) -> None:
     assert "stopped host=localhost" in done.stdout
     assert "read-only" in done.stderr and "Traceback" not in done.stderr
     assert with_environ(ctl.entry) == []
+
+
+def test_a_fleet_that_runs_is_started_though_nobody_can_note_which_is_current(ctl: Ctl) -> None:
+    (ctl.ws / "tmp" / "shardfleet-current.json" / "in the way").mkdir(parents=True)
+    root = ctl.runs / "run"
+    done = ctl("start", "--root", str(root), "--fn", ECHO)
+    assert done.returncode == 0, done.stderr
+    assert re.search(f"warning: cannot write .*current.json.*--root {root}", done.stderr)
+    assert ctl("stop", "--root", str(root)).returncode == 0
