@@ -25,7 +25,8 @@ class Settings:
         """Itself. UsageError names what cannot be."""
         for name in ("timeout", "no_worker_timeout"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (number and value > 0):
                 raise UsageError(f"{name} must be a number of seconds above 0, not {value!r}")
         for name in ("batch_size", "outstanding"):
             value = getattr(self, name)

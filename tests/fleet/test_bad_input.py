@@ -243,6 +243,10 @@ def test_a_client_of_another_version_or_of_nothing_says_so_at_once(tmp_path: Pat
         Client(lay(tmp_path / "newer", format="2.0"))
     with pytest.raises(NotRunning, match="no run at"):
         Client(tmp_path / "nothing")
+    for name in ("timeout", "no_worker_timeout"):
+        for value in ("5", True, 0):
+            with pytest.raises(UsageError, match=f"{name} must be a number of seconds above 0"):
+                Client(tmp_path / "run", **{name: value})  # type: ignore[arg-type]
     with (
         Client(lay(tmp_path / "run")) as client,
         pytest.raises(UsageError, match=r"json\.loads"),
