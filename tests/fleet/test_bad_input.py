@@ -50,6 +50,7 @@ def lay(root: Path, *, format: str = "1.0", host: str = "n1") -> Path:
     for name, record in ((layout.MANIFEST, manifest), (layout.LAUNCH_META, meta)):
         fields = {**json.loads(record.to_json()), "format": format}
         (root / name).write_text(json.dumps(fields))
+    (root / layout.host_file(host, "stop")).write_text("1\n")
     batch = layout.batch_id("s", "c0ffee000001", 0)
     (root / layout.inbox_dir(0) / f"{batch}.0.0").write_bytes(b"precious")
     return root
@@ -89,7 +90,7 @@ N1, N2 = {"host": "n1", "shard": 0}, {"host": "n2", "shard": 1}
 
 STARTS: dict[str, tuple[int, str, tuple[str, ...], dict[str, str]]] = {
     "not a function name": (2, "'nonsense' is not of the form", ("--fn", "nonsense"), {}),
-    "a path as function": (2, "is not of the form", ("--fn", "code/grade.py:f"), {}),
+    "a path as function": (2, "names a file", ("--fn", "code/grade.py:f"), {}),
     "workers: cut off": (2, "not valid JSON", ("--workers-json", '[{"host": "n1"'), {}),
     "workers: an object": (2, "must be a list", ("--workers-json", "{}"), {}),
     "workers: none": (2, "at least one", ("--workers-json", "[]"), {}),
