@@ -26,15 +26,19 @@ def paths(workspace: str) -> tuple[str, str]:
 
 def check(workspace: str) -> None:
     """StorageError when `write` could not write there; nothing is made yet."""
-    folder = os.path.dirname(paths(workspace)[0])
-    while not os.path.lexists(folder):
-        folder = os.path.dirname(folder)
+    folder = _lowest(os.path.dirname(paths(workspace)[0]))
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
         why = "is not writable for you" if os.path.isdir(folder) else "is no folder"
         raise StorageError(
             f"the workspace {workspace} cannot be used: {folder} {why}: give another --ws",
             path=folder,
         )
+
+
+def _lowest(folder: str) -> str:
+    """The folder itself, or the lowest above it that is there."""
+    above = os.path.dirname(folder)
+    return folder if os.path.lexists(folder) or above == folder else _lowest(above)
 
 
 def write(workspace: str, meta: dict[str, Any]) -> str:

@@ -296,13 +296,14 @@ GARBAGE = [
 ]
 
 
-@pytest.mark.parametrize("pause", [0.0, 60.0])
-@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize(
+    ("garbage", "pause"),
+    # What is shorter than a frame's head shows only once the task has ended.
+    [(g, pause) for g in GARBAGE for pause in (0.0, 60.0) if not pause or len(g) >= 13],
+)
 def test_who_writes_to_its_slots_socket_has_crashed_and_nobody_else(
     mark: str, garbage: bytes, pause: float
 ) -> None:
-    if pause and len(garbage) < 13:
-        pytest.skip("nothing shows before the task ends")
     bench = Bench(2, "fork", mark)
     bench.until(bench.all_idle, what="ready")
     work = bench.add("misbehave", [["alarm"], ["garble", garbage, pause], ["alarm"]] * 2)
