@@ -1,0 +1,59 @@
+"""What lies in the root for a host, and the requests to cancel."""
+
+from __future__ import annotations
+
+import re
+
+from fsworker.protocol.layout.names import CANCEL, CTL, NAME, STATUS, decode, encode, is_foreign
+
+_CANCEL_NAME = re.compile(rf"(?P<target>{NAME})~[0-9a-f]{{8}}")
+
+
+def status_path(host: str) -> str:
+    """A host's heartbeat."""
+    return f"{STATUS}/{encode(host, dots=True)}.json"
+
+
+def parse_status_name(name: str) -> str | None:
+    """The host whose heartbeat has this name."""
+    stem, dot, suffix = name.rpartition(".")
+    if not dot or suffix != "json" or is_foreign(name):
+        return None
+    try:
+        return decode(stem)
+    except ValueError:
+        return None
+
+
+def host_file(host: str, suffix: str) -> str:
+    """A host's file under `ctl/`: suffix pid, wrap.pid, identity.json, stop, log, wrap.log.
+
+    A host called `watch` or `x.wrap` is spelled so that its files are neither the watcher's nor
+    those of the wrapper of `x`.
+    """
+    part = encode(host, dots=True)
+    if part == "watch":
+        part = "%77atch"
+    elif part.endswith(".wrap"):
+        part = part.removesuffix(".wrap") + "%2Ewrap"
+    return f"{CTL}/{part}.{suffix}"
+
+
+def stop_covers(content: str, launch: int) -> bool:
+    """Whether a stop intent means this launch: it names the highest it covers, empty means all.
+
+    What is neither empty nor a number was written by hand, to stop something: it covers all.
+    """
+    text = content.strip()
+    return not (text.isascii() and text.isdigit()) or launch <= int(text)
+
+
+def cancel_path(target: str, unique: str) -> str:
+    """A request to cancel. `target`, a batch or an encoded stream, says to whom it matters."""
+    return f"{CANCEL}/{target}~{unique}"
+
+
+def parse_cancel_name(name: str) -> str | None:
+    """The target of the request that a file in `ctl/cancel/` is."""
+    m = _CANCEL_NAME.fullmatch(name)
+    return m["target"] if m else None
