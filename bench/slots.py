@@ -19,8 +19,8 @@ from typing import Any
 
 from contenders.base import children_of
 from fsworker.executors import Setting
-from fsworker.slot import Slot
-from fsworker.tasks import TaskExecutor
+from fsworker.slots.slot import Slot
+from fsworker.slots.tasks import TaskExecutor
 from report import Report, median
 
 GRADING = os.path.join(

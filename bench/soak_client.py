@@ -16,7 +16,7 @@ import time
 from concurrent.futures import Future
 
 import soak_task
-from fsworker.client import Client, TaskCrashed
+from fsworker.client.executor import Client, TaskCrashed
 from fsworker.protocol import audit, layout
 from fsworker.protocol.fsops import Store
 from soak_record import UNKNOWN, Kind, Progress, Reader, Writer

@@ -66,8 +66,8 @@ def _kind(command: str, parent: str) -> str:
         return "wrapper"
     if "-m fsworker run" in command:
         return "worker"
-    if "-m fsworker.zygote" in command:
-        return "slot" if "-m fsworker.zygote" in parent else "zygote"
+    if "-m fsworker.slots.zygote" in command:
+        return "slot" if "-m fsworker.slots.zygote" in parent else "zygote"
     return ""
 
 

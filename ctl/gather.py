@@ -19,10 +19,10 @@ from ctl import spool, streams
 from ctl.roots import Run
 from ctl.spool import Spool
 from ctl.streams import Sent, Submission, Taken
-from fsworker.delivery import Delivered, Delivery, Want
+from fsworker.client.delivery import Delivered, Delivery, Want
+from fsworker.client.liveness import Liveness
+from fsworker.client.pace import Pace
 from fsworker.errors import DeadlineExceeded, FleetError, UsageError
-from fsworker.liveness import Liveness
-from fsworker.pace import Pace
 from fsworker.protocol import layout
 
 log = logging.getLogger(__name__)

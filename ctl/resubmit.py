@@ -17,10 +17,10 @@ from ctl import shelf, streams
 from ctl.roots import Run
 from ctl.shelf import Item
 from ctl.streams import Sent, Submission
+from fsworker.client.submitter import Submitter
 from fsworker.protocol import layout, segment
 from fsworker.protocol.layout import Token
 from fsworker.protocol.segment import Segment
-from fsworker.submitter import Submitter
 
 
 @dataclass(frozen=True)

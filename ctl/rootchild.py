@@ -23,8 +23,8 @@ from typing import Any
 from ctl.locks import verb_lock
 from ctl.memory import MEMORY
 from ctl.observe import Observer
-from fsworker.boundlog import BoundLog
 from fsworker.errors import Busy, FleetError
+from fsworker.life.boundlog import BoundLog
 from fsworker.protocol import layout, ledger
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.records.run import LaunchMeta

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 from ctl.streams import Submission
 from ctl.taskfile import to_json
 from fsworker import outcomes
+from fsworker.client.receivers import MISSING
 from fsworker.errors import FleetError, FormatError, StorageError, UsageError
 from fsworker.protocol.fsops import storage_error
-from fsworker.receivers import MISSING
 
 
 class Spool:

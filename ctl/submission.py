@@ -21,12 +21,12 @@ from ctl import streams
 from ctl.roots import Run
 from ctl.streams import Sent, Submission
 from ctl.taskfile import TaskFile
-from fsworker.allowed import AllowedFunctions
+from fsworker.client.allowed import AllowedFunctions
+from fsworker.client.outbound import MAX_BATCH_BYTES
+from fsworker.client.submitter import Submitter
 from fsworker.errors import UsageError
-from fsworker.outbound import MAX_BATCH_BYTES
 from fsworker.protocol import layout, segment
 from fsworker.protocol.segment import Segment
-from fsworker.submitter import Submitter
 
 WINDOW = 64
 """Batches between two notes of the progress."""

@@ -60,7 +60,8 @@ def run(
     TERM drains: what has not begun is given back, what runs may finish within the grace. A second
     TERM or INT gives everything back now.
     """
-    from fsworker.worker import Options, Worker
+    from fsworker.loop.options import Options
+    from fsworker.worker import Worker
 
     _occupy_standard_descriptors()
     logging.basicConfig(

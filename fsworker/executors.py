@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fsworker.backlog import Work
+from fsworker.slots.backlog import Work
 
 TASKS = "tasks"
 
-EXECUTORS = {TASKS: "fsworker.tasks:TaskExecutor"}
+EXECUTORS = {TASKS: "fsworker.slots.tasks:TaskExecutor"}
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from typing import Any
 
 from fsworker import procfs
 from fsworker.errors import FleetError
-from fsworker.hoststart import start
-from fsworker.hoststop import stop
-from fsworker.hostview import HostView, view
+from fsworker.host.start import start
+from fsworker.host.stop import stop
+from fsworker.host.view import HostView, view
 from fsworker.protocol.records.run import Identity
 
 

@@ -8,6 +8,7 @@ a main thread may have ended while others go on. Those traps are dealt with here
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -122,3 +123,30 @@ def _read(path: str) -> bytes | None:
             return file.readall()
     except OSError:
         return None
+
+
+def children() -> set[int]:
+    """The pids of this process's children, zombies included."""
+    found: set[int] = set()
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/children", "rb") as file:
+                found.update(map(int, file.read().split()))
+    except FileNotFoundError:  # a kernel without that file, or a thread that just ended
+        return _children_by_parent()
+    return found
+
+
+def _children_by_parent() -> set[int]:
+    me = os.getpid()
+    stats = (read_stat(pid) for pid in pids())
+    return {stat.pid for stat in stats if stat and stat.ppid == me}
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child that leads a session, and its process group. It must not be reaped yet."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass

@@ -15,10 +15,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from fsworker import detach, wrapper
-from fsworker.backoff import Backoff
-from fsworker.boundlog import LIMIT
-from fsworker.wrapper import Options
+from fsworker.life import detach, wrapper
+from fsworker.life.backoff import Backoff
+from fsworker.life.boundlog import LIMIT
+from fsworker.life.wrapper import Options
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,41 +14,32 @@ import selectors
 import signal
 import socket
 import time
-from dataclasses import dataclass
 from typing import Any
 
-from fsworker import admission, executors, hostlock, lifefiles, slot_main, surroundings
-from fsworker.backlog import Work
-from fsworker.cancelling import Cancelling
-from fsworker.custody import Custody
+from fsworker import executors
 from fsworker.errors import Busy, FleetError, Refused
 from fsworker.executors import Executor, Setting
-from fsworker.heartbeat import BEAT_EVERY, Pulse
-from fsworker.intake import Intake
-from fsworker.neighbours import Neighbours
+from fsworker.life import hostlock, lifefiles
+from fsworker.loop import admission, surroundings
+from fsworker.loop.cancelling import Cancelling
+from fsworker.loop.custody import Custody
+from fsworker.loop.heartbeat import BEAT_EVERY, Pulse
+from fsworker.loop.intake import Intake
+from fsworker.loop.neighbours import Neighbours
+from fsworker.loop.options import Options
 from fsworker.protocol import layout, ledger
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import Owner
 from fsworker.protocol.ledger import Expelled
 from fsworker.protocol.records.run import HostIdentity, Manifest
+from fsworker.slots.backlog import Work
+from fsworker.slots.main import inherit_orphans
 
 log = logging.getLogger("fsworker.worker")
 
 STOP_EVERY = 2.0
 LOOK_EVERY = 0.05
 RECLAIM_EVERY = 1.0
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a worker is started with."""
-
-    root: str
-    shard: int
-    host: str
-    concurrency: int
-    launch: int = 0
-    grace: float = 10.0
 
 
 class Worker:
@@ -93,7 +84,7 @@ class Worker:
         options = self._options
         self._kept = [hostlock.hold(self._store.root, manifest.run_id, options.host)]
         self._kept += surroundings.listen(self._selector, self._on_signal, self._on_wrapper_gone)
-        slot_main.inherit_orphans()
+        inherit_orphans()
         surroundings.set_environment(self._store.root, manifest.run_id, self._owner, options.shard)
         try:
             self._store.run(ledger.enlist(self._owner))

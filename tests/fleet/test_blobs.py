@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fsworker
-from fsworker.client import Client, NotSent, TaskError
+from fsworker.client.executor import Client, NotSent, TaskError
 from tests.support import client_functions
 from tests.support.fleet import NOTE, Fleet
 from tests.support.waiting import Spawned

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fsworker.client import Client, TaskCancelled
+from fsworker.client.executor import Client, TaskCancelled
 from fsworker.protocol import layout, requests
 from fsworker.protocol.records.cancel import CancelRequest
 from tests.support.fleet import MISBEHAVE, NOTE, Fleet

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fsworker.client import Client, TaskCrashed, TaskError, TaskTimeout
+from fsworker.client.executor import Client, TaskCrashed, TaskError, TaskTimeout
 from fsworker.errors import NoWorkers
 from tests.support import client_functions
 from tests.support.fleet import MISBEHAVE, NOTE, REPO, Fleet

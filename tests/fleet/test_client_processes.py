@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fsworker.client import AlreadyDelivered, Client
+from fsworker.client.executor import AlreadyDelivered, Client
 from tests.support.fleet import NOTE, REPO, Fleet
 from tests.support.waiting import Spawned, wait_until
 

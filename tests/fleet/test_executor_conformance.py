@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from fsworker.client import Client, TaskError
+from fsworker.client.executor import Client, TaskError
 from fsworker.errors import UsageError
 from tests.support import cpython_suite
 from tests.support.fleet import NOTE, REPO, Fleet

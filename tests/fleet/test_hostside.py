@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from fsworker import hostlock, identity, procfs
+from fsworker import identity, procfs
+from fsworker.life import hostlock
 from fsworker.protocol.records.run import HostIdentity, Identity
 from tests.support.roots import make_root
 from tests.support.waiting import Spawned, gone, proc_state, stuck_argv, wait_until, with_environ

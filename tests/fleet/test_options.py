@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsworker.client import Client, TaskError, TaskExpired, TaskTimeout
+from fsworker.client.executor import Client, TaskError, TaskExpired, TaskTimeout
 from fsworker.protocol import turns
 from tests.support import client_functions
 from tests.support.fleet import NOTE, Fleet

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fsworker import hostlock
+from fsworker.life import hostlock
 from fsworker.protocol.records.run import HostIdentity
 from tests.support.roots import make_root
 from tests.support.waiting import Spawned, gone, proc_state, start_ticks, wait_until

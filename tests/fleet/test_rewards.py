@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fsworker import rewards
-from fsworker.client import TaskCrashed
+from fsworker.client.executor import TaskCrashed
 from tests.support.fleet import REPO, Fleet
 from tests.support.waiting import Spawned
 

@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
-from fsworker import procfs, slot_wire, slots, zygote_link
-from fsworker.backlog import Work
+from fsworker import procfs
 from fsworker.executors import TASKS, Setting, open_executor
 from fsworker.protocol import packing
-from fsworker.tasks import TaskExecutor
+from fsworker.slots import link as zygote_link
+from fsworker.slots import pool as slots
+from fsworker.slots import wire as slot_wire
+from fsworker.slots.backlog import Work
+from fsworker.slots.tasks import TaskExecutor
 from tests.support.waiting import Spawned, gone, proc_state, wait_until, with_environ
 from tests.support.workers import MODULE, REPO
 

@@ -72,7 +72,8 @@ def serve(term: int, drain: float) -> int:
 
 def live_without_wrapper() -> socket.socket:
     """What a worker does that was started directly: lock, identity, pid file."""
-    from fsworker import hostlock, identity, lifefiles
+    from fsworker import identity
+    from fsworker.life import hostlock, lifefiles
     from fsworker.protocol.fsops import Store
     from fsworker.protocol.records.run import HostIdentity
 

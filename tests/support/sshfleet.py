@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fsworker import hostlock, procfs
+from fsworker import procfs
+from fsworker.life import hostlock
 from tests.rigs.hosts import Host, HostRig
 from tests.support.ctlrun import Ctl, json_lines
 from tests.support.waiting import gone, wait_until

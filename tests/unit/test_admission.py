@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fsworker import admission
 from fsworker.errors import NotRunning, Refused, UsageError
+from fsworker.loop import admission
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.records.run import Manifest

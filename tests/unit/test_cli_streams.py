@@ -127,5 +127,5 @@ def test_an_interrupt_at_any_time_leaves_without_a_traceback(tmp_path: Path) -> 
             codes.append(child.wait(30))
             told = child.stderr.read()
         assert b"Traceback" not in told
-        assert codes[-1] in (3, 130)
+        assert codes[-1] in (3, 130, -signal.SIGINT)  # the last: Python had let go of its handlers
     assert 130 in codes

@@ -18,8 +18,15 @@ from typing import Any
 import pytest
 
 import fsworker
-from fsworker import client as client_module
-from fsworker.client import Client, NotSent, TaskCrashed, TaskError, TaskTimeout, WorkerDied
+from fsworker.client import executor as client_module
+from fsworker.client.executor import (
+    Client,
+    NotSent,
+    TaskCrashed,
+    TaskError,
+    TaskTimeout,
+    WorkerDied,
+)
 from fsworker.errors import FormatError, NotRunning, NoWorkers, StorageError, UsageError
 from fsworker.protocol import layout, segment
 from fsworker.protocol.fsops import Store
@@ -126,7 +133,7 @@ def test_a_task_that_is_too_large_is_named(
 def test_a_batch_is_cut_by_its_bytes(
     root: Path, worker: SmallWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fsworker.outbound.MAX_BATCH_BYTES", 10_000)
+    monkeypatch.setattr("fsworker.client.outbound.MAX_BATCH_BYTES", 10_000)
     with Client(root) as client:
         values = ["x" * 4000 for _ in range(10)]
         assert list(client.map(FIRST, values, chunksize=10)) == values
@@ -194,7 +201,7 @@ def test_functions_that_the_run_does_not_serve_are_refused_at_submit(root: Path)
 
 
 def test_a_callable_is_known_by_what_the_name_leads_to(tmp_path: Path) -> None:
-    names = ("os.path:join", "fsworker.client.Client.submit", "math:sqrt")
+    names = ("os.path:join", "fsworker.client.executor.Client.submit", "math:sqrt")
     root = make_run(tmp_path / "run", names)
     with SmallWorker(root, {names[0]: os.path.join, names[2]: math.sqrt}), Client(root) as client:
         # It calls itself posixpath.join, and is what the manifest's name leads to.
@@ -504,7 +511,7 @@ def test_rows_that_make_no_sense_are_ignored(root: Path) -> None:
 def test_a_result_that_the_storage_lost_fails_after_a_while(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fsworker.delivery.MISSING_AFTER", 0.1)
+    monkeypatch.setattr("fsworker.client.delivery.MISSING_AFTER", 0.1)
     worker = SmallWorker(root, FUNCTIONS)
     with Client(root) as client:
         future = client.submit(FIRST, 1)
@@ -520,8 +527,8 @@ def test_a_result_that_the_storage_lost_fails_after_a_while(
 
 
 def _hasten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fsworker.liveness.LOOK_EVERY", 0.05)
-    monkeypatch.setattr("fsworker.liveness.QUIET", 0.05)
+    monkeypatch.setattr("fsworker.client.liveness.LOOK_EVERY", 0.05)
+    monkeypatch.setattr("fsworker.client.liveness.QUIET", 0.05)
 
 
 def test_everything_fails_when_nobody_serves_the_run(
@@ -630,7 +637,7 @@ def test_a_full_disk_fails_the_task_and_nothing_was_submitted(
 
 
 def test_cancel_before_it_is_sent(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fsworker.sending.AHEAD", 1)
+    monkeypatch.setattr("fsworker.client.sending.AHEAD", 1)
     worker = SmallWorker(root, FUNCTIONS)
     with Client(root, batch_size=1) as client:
         futures = [client.submit(FIRST, i) for i in range(50)]
@@ -659,7 +666,7 @@ def test_shutdown_waits_and_then_refuses(root: Path, worker: SmallWorker) -> Non
 
 
 def test_shutdown_cancels_what_is_not_sent(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fsworker.sending.AHEAD", 1)
+    monkeypatch.setattr("fsworker.client.sending.AHEAD", 1)
     worker = SmallWorker(root, FUNCTIONS)
     client = Client(root, batch_size=1)
     futures = [client.submit(FIRST, i) for i in range(50)]
@@ -747,7 +754,7 @@ def test_an_unexpected_failure_reaches_those_who_wait(
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("fsworker.delivery.Delivery.poll", broken)
+    monkeypatch.setattr("fsworker.client.delivery.Delivery.poll", broken)
     client = Client(root)
     future = client.submit(FIRST, 1)
     assert "a defect" in str(future.exception(10))

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from fsworker import liveness
+from fsworker.client import liveness
+from fsworker.client.liveness import Liveness
+from fsworker.client.outbound import fitting
+from fsworker.client.pace import FIRST, LATER, SOON, Pace
+from fsworker.client.sizing import UNKNOWN, Sizer
+from fsworker.client.submitter import Submitter
 from fsworker.errors import NoWorkers, StorageError
-from fsworker.liveness import Liveness
-from fsworker.outbound import fitting
-from fsworker.pace import FIRST, LATER, SOON, Pace
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Token
-from fsworker.sizing import UNKNOWN, Sizer
-from fsworker.submitter import Submitter
 from tests.support.small_worker import SmallWorker, make_run
 
 # -- sizes
@@ -62,7 +62,7 @@ def test_a_limit_is_never_exceeded() -> None:
 def test_a_batch_is_full_by_its_bytes(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int], count: int
 ) -> None:
-    monkeypatch.setattr("fsworker.outbound.MAX_BATCH_BYTES", 10)
+    monkeypatch.setattr("fsworker.client.outbound.MAX_BATCH_BYTES", 10)
     assert fitting([b"x" * size for size in sizes]) == count
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from fsworker import outcomes
-from fsworker.backlog import Work
-from fsworker.custody import Custody
-from fsworker.heartbeat import Counters
-from fsworker.intake import Intake
+from fsworker.loop.custody import Custody
+from fsworker.loop.heartbeat import Counters
+from fsworker.loop.intake import Intake
 from fsworker.protocol import layout, ledger, packing, segment
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Owner, Token
 from fsworker.protocol.records.run import Manifest, WorkerSpec
 from fsworker.protocol.segment import Segment
+from fsworker.slots.backlog import Work
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fsworker.futures import TaskFuture
+from fsworker.client.futures import TaskFuture
 
 pytestmark = pytest.mark.unit
 

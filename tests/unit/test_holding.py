@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from fsworker import fitting, holding, outcomes
-from fsworker.backlog import Work
-from fsworker.holding import Holding
+from fsworker import outcomes
+from fsworker.loop import fitting, holding
+from fsworker.loop.holding import Holding
 from fsworker.protocol import layout, packing, segment
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Owner, Token
 from fsworker.protocol.ledger import Move
 from fsworker.protocol.segment import Segment
+from fsworker.slots.backlog import Work
 
 pytestmark = pytest.mark.unit
 

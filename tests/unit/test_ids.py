@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fsworker import idbook
-from fsworker.client import AlreadyDelivered, Client
+from fsworker.client import idbook
+from fsworker.client.executor import AlreadyDelivered, Client
+from fsworker.client.idbook import IdBook
 from fsworker.errors import UsageError
-from fsworker.idbook import IdBook
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
 from tests.support.small_worker import SmallWorker, make_run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fsworker.intake import FOREIGN_IDLE, HOME_IDLE, LOST_RACES, Intake, arrange
+from fsworker.loop.intake import FOREIGN_IDLE, HOME_IDLE, LOST_RACES, Intake, arrange
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Token

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fsworker.logind import session_warnings
+from fsworker.host.logind import session_warnings
 
 pytestmark = pytest.mark.unit
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fsworker import orphans
-from fsworker.orphans import BEATS_A_LOOK, LOOK_EVERY, OVER_FOR, SUCCESSOR_PATIENCE, Orphans
+from fsworker.loop import orphans
+from fsworker.loop.orphans import BEATS_A_LOOK, LOOK_EVERY, OVER_FOR, SUCCESSOR_PATIENCE, Orphans
 from fsworker.protocol import layout, ledger
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Owner, Token

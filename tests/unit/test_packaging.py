@@ -172,7 +172,7 @@ CALLS = {
 
 ALLOWED = {
     "fsworker.protocol.fsops": "the one module that does this on the run root",
-    "fsworker.heartbeat": "digests the files of its own package",
+    "fsworker.loop.heartbeat": "digests the files of its own package",
     "ctl.removal": "deletes a run that has ended, by descriptors, so that no link is followed",
     "ctl.cleaning": "removes the link that a run root was reached by, which is outside the root",
     "ctl.rundir": "looks whether a folder is empty before it becomes a run root",
@@ -182,9 +182,9 @@ ALLOWED = {
     "ctl.current": "writes the current-run file in the workspace, which is no run root",
     "ctl.cli": "lists the commands, which lie beside it",
     "fsworker.procfs": "lists /proc",
-    "fsworker.zygote": "lists its own threads in /proc",
-    "fsworker.detach": "lists its own descriptors in /proc",
-    "fsworker.logind": "lists the settings of the machine's login manager",
+    "fsworker.slots.zygote": "lists its own threads in /proc",
+    "fsworker.life.detach": "lists its own descriptors in /proc",
+    "fsworker.host.logind": "lists the settings of the machine's login manager",
 }
 """Who else may, and why that is not the run root."""
 

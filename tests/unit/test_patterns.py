@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fsworker import patterns
-from fsworker.client import TaskError
+from fsworker.client.executor import TaskError
 from fsworker.errors import UsageError
 from fsworker.remote import task_error
-from fsworker.serving import Served
+from fsworker.slots.serving import Served
 
 pytestmark = pytest.mark.unit
 

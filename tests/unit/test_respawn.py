@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fsworker import boundlog, lifefiles
-from fsworker.backoff import Backoff
-from fsworker.boundlog import BoundHandler, BoundLog
 from fsworker.errors import FormatError, NotRunning
+from fsworker.life import boundlog, lifefiles
+from fsworker.life.backoff import Backoff
+from fsworker.life.boundlog import BoundHandler, BoundLog
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.records.run import HostIdentity, Identity
 from tests.support.roots import make_root

@@ -10,13 +10,13 @@ import pytest
 from ctl import scaling
 from ctl.scaling import Scale
 from fsworker.errors import UsageError
-from fsworker.intake import HOME_IDLE, Intake
-from fsworker.neighbours import Neighbours
+from fsworker.loop.intake import HOME_IDLE, Intake
+from fsworker.loop.neighbours import Neighbours
+from fsworker.loop.roster import LOOK_EVERY, adopted
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Token
 from fsworker.protocol.records.run import LaunchMeta, Manifest, WorkerSpec
-from fsworker.roster import LOOK_EVERY, adopted
 
 pytestmark = pytest.mark.unit
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from fsworker.backlog import RANGE_BYTES, RANGE_SECONDS, Backlog, Work, tail
 from fsworker.outcomes import CODES, ERROR, OK, TIMEOUT
-from fsworker.slot_memory import Entry
+from fsworker.slots.backlog import RANGE_BYTES, RANGE_SECONDS, Backlog, Work, tail
+from fsworker.slots.memory import Entry
 
 pytestmark = pytest.mark.unit
 

@@ -9,12 +9,15 @@ import subprocess
 
 import pytest
 
-from fsworker import outcomes, slot_main, slot_memory, slot_wire
+from fsworker import outcomes
+from fsworker.loop.suspects import weigh
 from fsworker.protocol import packing
-from fsworker.slot_env import Variable
-from fsworker.slot_memory import IDLE, Entry, Region
-from fsworker.slot_tasks import parse_task, read_ahead
-from fsworker.suspects import weigh
+from fsworker.slots import main as slot_main
+from fsworker.slots import memory as slot_memory
+from fsworker.slots import wire as slot_wire
+from fsworker.slots.decoding import parse_task, read_ahead
+from fsworker.slots.env import Variable
+from fsworker.slots.memory import IDLE, Entry, Region
 
 pytestmark = pytest.mark.unit
 

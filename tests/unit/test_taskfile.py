@@ -459,8 +459,8 @@ def test_one_at_a_time(root: Path) -> None:
 
 
 def test_nobody_serves(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fsworker.liveness.LOOK_EVERY", 0.02)
-    monkeypatch.setattr("fsworker.liveness.QUIET", 0.02)
+    monkeypatch.setattr("fsworker.client.liveness.LOOK_EVERY", 0.02)
+    monkeypatch.setattr("fsworker.client.liveness.QUIET", 0.02)
     _submit(root, _file(tmp_path, 4), stream="s")
     with pytest.raises(NoWorkers):
         _gather(root, tmp_path / "out", no_worker_timeout=0.1)

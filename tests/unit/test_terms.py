@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from fsworker import insisting
 from fsworker.client import Client
+from fsworker.client.outbound import Call, Outbound, Outgoing
+from fsworker.client.receivers import Strip
+from fsworker.client.sizing import Sizer
+from fsworker.client.terms import Options, Terms, make_options
 from fsworker.errors import UsageError
-from fsworker.intake import arrange
-from fsworker.outbound import Call, Outbound, Outgoing
+from fsworker.loop.intake import arrange
 from fsworker.protocol import layout, turns
 from fsworker.protocol.layout import Token
 from fsworker.protocol.records.cancel import CancelRequest
-from fsworker.receivers import Strip
-from fsworker.sizing import Sizer
-from fsworker.terms import Options, Terms, make_options
+from fsworker.slots import insisting
 from tests.support.small_worker import SmallWorker, make_run
 
 pytestmark = pytest.mark.unit

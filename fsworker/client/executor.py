@@ -1,0 +1,299 @@
+"""Sends tasks to a run and reads their results: an Executor for whoever trains.
+
+    with fsworker.Client(root) as client:
+        future = client.submit("rewards:grade", answer, solution=solution)
+        for score in client.map("rewards:grade", answers, solutions):
+            ...
+
+What a client promises: each task has exactly one answer, a value or an exception that says what
+happened. Once its process is dead nobody holds its futures, but what was sent finishes, and its
+results stay in its stream: `recover` hands them out, and so does `submit_as` for ids.
+
+A client may be used from many threads, forked and pickled: the child, or whoever unpickles it,
+begins anew with threads and an incarnation of its own. Futures stay with the process that made
+them. Nothing is started before the first task is submitted.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any
+
+from fsworker import blob
+from fsworker.client.allowed import AllowedFunctions
+from fsworker.client.engine import Engine
+from fsworker.client.futures import TaskFuture
+from fsworker.client.idbook import TaskId, checked_id, note_taken
+from fsworker.client.mapping import MapCall
+from fsworker.client.recovery import Recovered, recover
+from fsworker.client.settings import Settings, read_manifest
+from fsworker.client.terms import Options, Terms, make_options
+from fsworker.client.variant import Fn, Variant
+from fsworker.errors import UsageError
+from fsworker.protocol.fsops import Store
+from fsworker.remote import (
+    AlreadyDelivered,
+    NotSent,
+    TaskCancelled,
+    TaskCrashed,
+    TaskError,
+    TaskExpired,
+    TaskTimeout,
+    WorkerDied,
+)
+from fsworker.taskpack import TaskPacker
+
+__all__ = [
+    "AlreadyDelivered",
+    "Client",
+    "NotSent",
+    "Recovered",
+    "TaskCancelled",
+    "TaskCrashed",
+    "TaskError",
+    "TaskExpired",
+    "TaskTimeout",
+    "WorkerDied",
+    "read_manifest",
+]
+
+AT_EXIT = 10.0
+"""Seconds for which a process that ends waits for its last tasks to be sent."""
+
+
+class Client(Executor):
+    """Sends tasks to the run at `root`.
+
+    `stream` names the stream for results, so that it can be resumed; without it the client has one
+    of its own and removes it at the end. `fn` is the function that `submit(None, …)` and
+    `map(None, …)` mean (default: the run's first). `timeout` is for each task, in seconds (default:
+    the run's). `batch_size` is the largest number of tasks in a batch; smaller ones are chosen by
+    how long tasks take. After `no_worker_timeout` seconds without a living worker everything fails
+    with NoWorkers (None: never). `submit` waits while `outstanding` tasks are not answered.
+
+    Raises NotRunning when there is no run, FormatError for a run of another version.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        stream: str | None = None,
+        fn: Fn = None,
+        timeout: float | None = None,
+        batch_size: int = 4096,
+        no_worker_timeout: float | None = 60.0,
+        outstanding: int = 65_536,
+    ) -> None:
+        self._options: dict[str, Any] = {
+            "stream": stream,
+            "timeout": timeout,
+            "batch_size": batch_size,
+            "no_worker_timeout": no_worker_timeout,
+            "outstanding": outstanding,
+        }
+        self._settings = Settings(**self._options).checked()
+        self._store = Store(os.path.abspath(root))
+        self._manifest = read_manifest(self._store)
+        self._allowed = AllowedFunctions(self._manifest)
+        self._fn = self._allowed.name_of(fn)
+        self._usual: dict[str, Terms] = {}
+        self._engine: Engine | None = None
+        self._starting = threading.Lock()
+        self._reset()
+
+    @property
+    def root(self) -> str:
+        """The run root."""
+        return self._store.root
+
+    @property
+    def stream(self) -> str | None:
+        """The stream that results go to; None while an unnamed client has sent nothing."""
+        return self._engine.stream if self._engine else self._settings.stream
+
+    @property
+    def calls(self) -> Counter[str]:
+        """How many calls on the root this client has cost, by kind."""
+        return self._store.calls
+
+    def submit(self, fn: Fn, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Send one call. UsageError for a function that the run does not serve.
+
+        Arguments are packed before this returns. Those that cannot be sent fail the future with
+        NotSent; everything else that can become of a task is a TaskError.
+        """
+        return self._call(self._terms(fn), args, kwargs)
+
+    def submit_as(self, task_id: TaskId, fn: Fn, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Send one call under an id of yours, once in this stream however often it is asked for.
+
+        What is under way, also from a client that died, is not sent again: the future gets its
+        result. What was answered before fails with AlreadyDelivered.
+        """
+        return self._call(self._terms(fn), args, kwargs, checked_id(task_id))
+
+    def _call(
+        self,
+        terms: Terms,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        task_id: TaskId | None = None,
+    ) -> Future[Any]:
+        engine = self._running()
+        future = TaskFuture(self._settling)
+        try:
+            with self._packing:
+                record = blob.pack(self._packer, engine.shelf, future, args, kwargs, task_id)
+        except NotSent as error:
+            future.set_running_or_notify_cancel()
+            future.set_exception(error)
+            return future
+        if task_id is not None:
+            known, new = engine.known.ask(task_id, future)
+            if not new:
+                return known
+        engine.submit(terms, record, future, task_id)
+        return future
+
+    def with_options(self, **options: Any) -> Variant:
+        """This client with other options for the tasks that are sent through what is returned.
+
+        Those of `fsworker.client.terms.Options`. UsageError for one that is unknown or cannot be.
+        """
+        return Variant(self, make_options({"timeout": self._settings.timeout} | options))
+
+    def cancel(self, future: Future[Any]) -> bool:
+        """Cancel a task of this client, whether it was sent or not. False when it is over.
+
+        One that was not sent is cancelled at once, as `future.cancel()` does. Of one that was, the
+        workers are asked to end it, within a second or two: the future ends with TaskCancelled
+        (which is a CancelledError too), unless the task is over before.
+        """
+        if future.cancel():
+            return True
+        engine = self._engine
+        if engine is None or future.done():
+            return False
+        engine.abort(future)
+        return True
+
+    def map(
+        self,
+        fn: Fn,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int | None = None,
+    ) -> Iterator[Any]:
+        """The results of `fn(a, b, …)` for each row of the iterables, in their order.
+
+        The first `outstanding` tasks are sent at once, more as results are taken. `chunksize` is
+        the number of tasks in a batch, chosen by how long tasks take unless it is given. `timeout`
+        (seconds, for the whole call) raises TimeoutError. A failed task raises in its place and
+        ends the iteration.
+        """
+        return self._map(self._terms(fn), iterables, timeout, chunksize)
+
+    def _map(
+        self, terms: Terms, rows: tuple[Iterable[Any], ...], timeout: float | None, size: int | None
+    ) -> Iterator[Any]:
+        if size is not None and size < 1:
+            raise ValueError("chunksize must be >= 1.")
+        call = MapCall(self._running(), terms, rows, size=size, timeout=timeout)
+        call.feed()
+        return call.results(self)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Accept no more tasks; wait for all answers; with `cancel_futures` cancel the unsent."""
+        with self._starting:
+            self._closed = True
+            engine = self._engine
+        if engine is not None:
+            engine.close(cancel=cancel_futures)
+            if wait:
+                engine.join()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_unpickle, (self.root, {**self._options, "fn": self._fn}))
+
+    def recover(self) -> Iterator[Recovered]:
+        """What earlier clients of this stream were not given: each result once.
+
+        A result is removed from the stream once the next one is asked for, or the iteration ends.
+        It ends when nothing more has been committed; what is still pending comes by a later call.
+        Not for use while another client of the stream lives: it would be robbed.
+        """
+        if self._settings.stream is None:
+            raise UsageError("only a client with a stream name can recover: give stream=")
+        taken = partial(note_taken, self._store, self._settings.stream)
+        known = self._engine.known.taken if self._engine else taken
+        return recover(self._store, self._settings.stream, self._is_mine, known)
+
+    def _is_mine(self, batch: str) -> bool:
+        engine = self._engine
+        return engine is not None and batch.rsplit("-", 2)[1] == engine.incarnation
+
+    def _terms(self, fn: Fn) -> Terms:
+        name = self._fn if fn is None else self._allowed.name_of(fn)
+        terms = self._usual.get(name)
+        if terms is None:
+            options = Options(timeout=self._settings.timeout)
+            terms = self._usual.setdefault(name, Terms(name, options))
+        return terms
+
+    def _running(self) -> Engine:
+        engine = self._engine
+        if engine is None:
+            with self._starting:
+                if self._closed or _ended.is_set():
+                    raise RuntimeError("cannot schedule new futures after shutdown")
+                if self._engine is None:
+                    self._engine = Engine(self._store, self._manifest, self._settings)
+                    self._engine.start()
+                    # Whose client is forgotten answers its futures, then it ends.
+                    weakref.finalize(self, self._engine.close).atexit = False
+                    _engines.add(self._engine)
+                engine = self._engine
+        return engine
+
+    def _reset(self) -> None:
+        """Begin anew: at first, and in a forked child, whose locks and threads are its parent's."""
+        self._engine = None
+        self._closed = False
+        self._starting = threading.Lock()
+        self._packing = threading.Lock()
+        self._settling = threading.Condition()
+        self._packer = TaskPacker()
+        _clients.add(self)
+
+
+def _unpickle(root: str, options: dict[str, Any]) -> Client:
+    return Client(root, **options)
+
+
+def _forked() -> None:
+    _engines.clear()
+    for client in list(_clients):
+        client._store = Store(client.root)  # its temporaries must not have its parent's names
+        client._reset()
+
+
+def _at_exit() -> None:
+    """Send what was submitted: threads end with the process, and futures with them."""
+    _ended.set()
+    for engine in list(_engines):
+        engine.flush(AT_EXIT)
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_ended = threading.Event()
+os.register_at_fork(after_in_child=_forked)
+atexit.register(_at_exit)

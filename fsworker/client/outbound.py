@@ -1,0 +1,207 @@
+"""What a client has not sent yet, and how it is cut into batches.
+
+Tasks stay here until the workers can use them: a batch that lies on disk has a fixed size and
+cannot be taken back, one that is not cut yet can be cut better, or cancelled, a moment later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import Any
+
+from fsworker.client.idbook import TaskId
+from fsworker.client.receivers import Futures, Receiver, Strip
+from fsworker.client.sizing import Sizer
+from fsworker.client.terms import Terms
+
+_FINENESS = 50
+"""A batch limits the time in the queue for all of its tasks; this is how exact that is: a part."""
+
+MAX_BATCH_BYTES = 8 << 20
+"""Bytes of records after which a batch is full, whatever its number of tasks."""
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A batch as it is about to be sent. `since`: when its first task was submitted, if it counts;
+    `ids`: those that callers gave to its tasks, if they did."""
+
+    terms: Terms
+    records: list[bytes]
+    receiver: Receiver
+    since: float | None = None
+    ids: list[TaskId] | None = None
+
+
+@dataclass(slots=True)
+class Call:
+    """One submitted call. `since`: when, if its terms limit the time in the queue."""
+
+    terms: Terms
+    record: bytes
+    future: Future[Any]
+    since: float | None = None
+    id: TaskId | None = None
+
+
+class Outbound:
+    """The queue between those who submit and the thread that sends.
+
+    Any thread may add, cancel or fail; one thread takes. Calls rely on deque's appends and pops
+    being atomic; a strip is cut in several steps, so those hold a lock.
+    """
+
+    def __init__(self, sizer: Sizer) -> None:
+        self._sizer = sizer
+        self._calls: deque[Call] = deque()
+        self._lanes: dict[int, deque[Call]] = {0: self._calls}
+        self._strips: deque[Strip] = deque()
+        self._cutting = threading.Lock()
+        self.cancelled = 0
+        """Calls that were passed over because their callers had cancelled them."""
+        self.add_call = self._calls.append
+
+    def __bool__(self) -> bool:
+        return bool(self._calls or self._strips) or any(self._lanes.values())
+
+    def add_prior(self, call: Call) -> None:
+        """Add a call whose priority is not 0."""
+        with self._cutting:
+            self._lanes.setdefault(call.terms.priority, deque()).append(call)
+
+    def add_strip(self, strip: Strip) -> None:
+        """Add a strip behind those of its priority."""
+        with self._cutting:
+            prior = [s.terms.priority >= strip.terms.priority for s in self._strips]
+            self._strips.insert(prior.index(False) if False in prior else len(prior), strip)
+
+    def priorities(self) -> list[int]:
+        """Those that something waits with, the highest first."""
+        with self._cutting:
+            found = {priority for priority, calls in self._lanes.items() if calls}
+            found.update(strip.terms.priority for strip in self._strips)
+        return sorted(found, reverse=True)
+
+    def take(self, room: Callable[[int], int]) -> Iterator[Outgoing]:
+        """Batches of about as many tasks as there is `room` for with each priority, the highest
+        first. Calls that were cancelled are passed over."""
+        for priority in self.priorities():
+            left = room(priority)
+            calls = self._calls_of(priority, left)
+            yield from self._batches(calls)
+            yield from self._pieces(left - len(calls), priority)
+
+    def _calls_of(self, priority: int, room: int) -> list[Call]:
+        waiting, calls = self._lanes.get(priority, ()), list[Call]()
+        while waiting and len(calls) < room:
+            call = waiting.popleft()
+            if call.future.set_running_or_notify_cancel():
+                calls.append(call)
+            else:
+                self.cancelled += 1
+        return calls
+
+    def _drained(self) -> Iterator[Call]:
+        for calls in list(self._lanes.values()):
+            while calls:
+                yield calls.popleft()
+
+    def cancel(self) -> int:
+        """Cancel everything; how many tasks that were."""
+        cancelled = 0
+        for call in self._drained():
+            call.future.cancel()
+            call.future.set_running_or_notify_cancel()
+            cancelled += 1
+        return cancelled + self._fail_strips(CancelledError())
+
+    def fail(self, error: BaseException) -> int:
+        """Fail everything with `error`; how many tasks that were."""
+        failed = 0
+        for call in self._drained():
+            future = call.future
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+            failed += 1
+        return failed + self._fail_strips(error)
+
+    def drop(self, strip: Strip) -> int:
+        """Send no more of a strip; how many tasks were left of it."""
+        with self._cutting:
+            if strip not in self._strips:
+                return 0
+            self._strips.remove(strip)
+            left = strip.waiting
+            strip.records.clear()
+        return left
+
+    def _fail_strips(self, error: BaseException) -> int:
+        failed = 0
+        while self._strips:
+            with self._cutting:
+                if not self._strips:
+                    break
+                strip = self._strips.popleft()
+                records, piece = strip.cut(strip.waiting)
+            piece.fail(error)
+            failed += len(records)
+        return failed
+
+    def _batches(self, calls: list[Call]) -> Iterator[Outgoing]:
+        alike: dict[Any, list[Call]] = {}
+        for call in calls:
+            key = call.terms if call.since is None and call.id is None else _kind(call)
+            alike.setdefault(key, []).append(call)
+        for group in alike.values():
+            size = self._sizer.choose(len(group))
+            at, first = 0, group[0]
+            ids = None if first.id is None else [call.id for call in group if call.id is not None]
+            while at < len(group):
+                records = [call.record for call in group[at : at + size]]
+                count = fitting(records)
+                futures = Futures([call.future for call in group[at : at + count]])
+                outgoing = Outgoing(first.terms, records[:count], futures, first.since)
+                outgoing.ids = ids and ids[at : at + count]
+                yield outgoing
+                at += count
+
+    def _pieces(self, room: int, priority: int) -> Iterator[Outgoing]:
+        while room > 0:
+            with self._cutting:
+                strip = next((s for s in self._strips if s.terms.priority == priority), None)
+                if strip is None:
+                    return
+                records, piece = self._cut(strip)
+            room -= len(records)
+            yield Outgoing(strip.terms, records, piece, strip.since)
+
+    def _cut(self, strip: Strip) -> tuple[list[bytes], Receiver]:
+        last = len(self._strips) == 1
+        size = strip.size or self._sizer.choose(strip.waiting if last else None)
+        records, piece = strip.cut(fitting(strip.peek(size)))
+        if not strip.waiting:
+            self._strips.remove(strip)
+        return records, piece
+
+
+def _kind(call: Call) -> tuple[Any, ...]:
+    """What calls of one batch have in common: also about the time since which they wait."""
+    limit = call.terms.options.queue_limit
+    age = None if limit is None or call.since is None else int(call.since / limit * _FINENESS)
+    return call.terms, age, call.id is not None
+
+
+def fitting(records: Sequence[bytes]) -> int:
+    """How many of the records, from the first on, one batch can hold by their bytes."""
+    if sum(map(len, records)) <= MAX_BATCH_BYTES:
+        return len(records)
+    total = 0
+    for count, record in enumerate(records):
+        total += len(record)
+        if total > MAX_BATCH_BYTES:
+            return max(1, count)
+    return len(records)

@@ -1,0 +1,114 @@
+"""The worker's sign of life: one small file, replaced every two seconds by its main loop.
+
+Not by a thread: it must stop when the loop does. A beat that cannot be written is no reason to end;
+it is said once, and the next one tries again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import socket
+import sys
+import time
+from typing import Any
+
+import fsworker
+from fsworker import identity
+from fsworker.protocol import layout
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.layout import Owner
+from fsworker.protocol.records.run import Heartbeat, Identity
+
+log = logging.getLogger("fsworker.loop.heartbeat")
+
+BEAT_EVERY = 2.0
+
+
+class Counters:
+    """What the worker has done since it started, in tasks."""
+
+    def __init__(self) -> None:
+        self.claimed = self.done = self.failed = self.timeouts = 0
+        self.progress: float | None = None
+
+
+class Pulse:
+    """Publishes heartbeats of one worker process."""
+
+    def __init__(self, store: Store, owner: Owner, launch: int, shard: int) -> None:
+        self.owner = owner
+        self.counters = Counters()
+        self._store = store
+        self._seq = 0
+        self._trouble = False
+        self.me = _identify(owner.host)
+        self._fixed: dict[str, Any] = {
+            "pid": os.getpid(),
+            "start": self.me.start,
+            "boot_id": self.me.boot_id,
+            "pid_ns": self.me.pid_ns,
+            "launch": launch,
+            "shard": shard,
+            "wrapped": "FLEET_LIFE_FD" in os.environ,
+            "hostname": socket.gethostname(),
+            "python": sys.executable,
+            "versions": {
+                "shardfleet": fsworker.__version__,
+                "python": platform.python_version(),
+            },
+            "package_digest": package_digest(),
+        }
+
+    def beat(self, **state: Any) -> bool:
+        """Publish one beat with these fields besides the fixed ones; False if it failed."""
+        counted = self.counters
+        self._seq += 1
+        progress = counted.progress
+        record = Heartbeat(
+            host=self.owner.host,
+            incarnation=self.owner.incarnation,
+            seq=self._seq,
+            heartbeat_at=time.time(),
+            claimed=counted.claimed,
+            done=counted.done,
+            failed=counted.failed,
+            timeouts=counted.timeouts,
+            last_progress=None if progress is None else round(time.monotonic() - progress, 3),
+            **self._fixed,
+            **state,
+        )
+        try:
+            path = layout.status_path(self.owner.host)
+            self._store.publish(path, record.to_json(), durable=False)
+        except OSError as error:
+            if not self._trouble:
+                log.error("cannot write the heartbeat: %s", error)
+            self._trouble = True
+            return False
+        if self._trouble:
+            log.warning("the heartbeat is written again")
+        self._trouble = False
+        return True
+
+
+def package_digest() -> str:
+    """Twelve hex digits that differ when the code of this package does."""
+    digest = hashlib.sha256()
+    top = os.path.dirname(fsworker.__file__)
+    for folder, folders, files in os.walk(top):
+        folders[:] = sorted(f for f in folders if not f.startswith(("_", ".")))
+        for name in sorted(f for f in files if f.endswith(".py")):
+            path = os.path.join(folder, name)
+            digest.update(os.path.relpath(path, top).encode())
+            with open(path, "rb") as file:
+                digest.update(file.read())
+    return digest.hexdigest()[:12]
+
+
+def _identify(host: str) -> Identity:
+    place = identity.Place.here(host)
+    me = identity.identify(os.getpid(), place)
+    return me or Identity(host, place.boot_id, place.pid_ns, os.getpid(), 0)
