@@ -9,6 +9,7 @@ no rule here matches parses to None and is ignored by every reader.
 
 from __future__ import annotations
 
+from fsworker.protocol.layout import groups, jobs
 from fsworker.protocol.layout.batches import (
     Outcome,
     Owner,
@@ -94,10 +95,12 @@ __all__ = [
     "dead_path",
     "decode",
     "encode",
+    "groups",
     "host_file",
     "inbox_dir",
     "inbox_path",
     "is_foreign",
+    "jobs",
     "new_incarnation",
     "outbox_dir",
     "outcome",
