@@ -1,0 +1,142 @@
+"""What a merge rule is: a function on chunks, its parameters, and what it keeps between rounds.
+
+`Kind` is a rule as the registry has it; `Rule` is one with its parameters set, which is what a
+round is closed with and what a plan writes down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fsworker.errors import UsageError
+
+Params = Mapping[str, float]
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The same n coordinates of everything that a rule may look at. A rule changes none of it.
+
+    `models` (K, n), any floating type, rows in the order of the participants' ids; `weights` K
+    positive numbers; `staleness` K counts of rounds since the participant's base; `base` (n,)
+    float64, the global model x, where the rule needs it; `state` (n,) float64 each, by name.
+    """
+
+    models: Tensor
+    weights: tuple[float, ...]
+    base: Tensor | None = None
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    staleness: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter of a rule: its default and what it may be, `low` and `high` included.
+
+    `whole` wants an integer. A default of None is worked out from the number of participants.
+    """
+
+    default: float | None
+    low: float = 0.0
+    high: float = math.inf
+    whole: bool = False
+
+
+BELOW_ONE = math.nextafter(1, 0)
+ABOVE_ZERO = math.ulp(0.0)
+
+Apply = Callable[[Chunk, Params], tuple[Tensor, State]]
+"""A chunk to the merged coordinates (n,) and the new state, float64."""
+
+Choose = Callable[[Sequence[Sequence[float]], Mapping[str, float | None]], list[int]]
+"""Squared distances between K models to the indices of those that are averaged, in order."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A rule of the registry.
+
+    `state` maps the name of each kept value to what it starts from, given the parameters.
+    `needs_base`: it wants the global model x. `weighted`: sample counts enter. `robust`: extreme
+    values do not reach the result, so the engine looks for NaN and infinity in each input instead.
+    `choose`: a first pass over distances names the models that the second one merges.
+    """
+
+    name: str
+    apply: Apply
+    params: Mapping[str, Param] = field(default_factory=dict)
+    state: Mapping[str, Callable[[Params], float]] = field(default_factory=dict)
+    needs_base: bool = False
+    weighted: bool = True
+    robust: bool = False
+    choose: Choose | None = None
+    check: Callable[[int, Mapping[str, float | None]], None] | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule with its parameters."""
+
+    kind: Kind
+    params: Mapping[str, float | None]
+
+    @property
+    def name(self) -> str:
+        """Its name in the registry."""
+        return self.kind.name
+
+    @property
+    def numbers(self) -> Params:
+        """The parameters that are set, as rules take them."""
+        return {name: value for name, value in self.params.items() if value is not None}
+
+    def initial_state(self) -> dict[str, float]:
+        """What each kept value is before the first round, the same for all coordinates."""
+        return {name: start(self.numbers) for name, start in self.kind.state.items()}
+
+    def check(self, count: int) -> None:
+        """UsageError when it cannot be applied to `count` participants."""
+        if self.kind.check is not None:
+            self.kind.check(count, self.params)
+
+    def record(self) -> dict[str, object]:
+        """For a plan: the name and every parameter; `strategies.rule(**record)` is it again."""
+        return {"name": self.name, "params": dict(self.params)}
+
+
+def bind(kind: Kind, params: Mapping[str, float | None]) -> Rule:
+    """The rule with these parameters, and defaults for the others. UsageError names a wrong one."""
+    if unknown := sorted(set(params) - set(kind.params)):
+        known = ", ".join(kind.params) or "none"
+        raise UsageError(
+            f"rule {kind.name} has no parameter {', '.join(unknown)} (it has: {known})"
+        )
+    return Rule(
+        kind, {n: _value(kind, n, params.get(n, p.default)) for n, p in kind.params.items()}
+    )
+
+
+def _value(kind: Kind, name: str, value: float | None) -> float | None:
+    param = kind.params[name]
+    if value is None and param.default is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or value is None or not param.low <= value <= param.high:
+        raise UsageError(f"rule {kind.name}: {name} = {value!r} {_range(param)}")
+    if param.whole and value != int(value):
+        raise UsageError(f"rule {kind.name}: {name} = {value!r} must be a whole number")
+    return value
+
+
+def _range(param: Param) -> str:
+    low = "above 0" if param.low == ABOVE_ZERO else f"at least {param.low:g}"
+    if math.isinf(param.high):
+        return f"must be {low}"
+    below = param.high in (BELOW_ONE, BELOW_ONE / 2)
+    high = f"below {math.nextafter(param.high, 2):g}" if below else f"at most {param.high:g}"
+    return f"must be {low} and {high}"

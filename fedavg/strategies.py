@@ -1,0 +1,180 @@
+"""The merge rules: pure functions from chunks of K models to a chunk of one, and their registry.
+
+To add a rule: write one function here, give it one line in RULES, and one row in the property test
+(`tests/unit/test_strategies.py`). A rule sees one chunk at a time, all in float64 but the models,
+and knows neither files nor keys, so it is right for every key if it is right for one coordinate.
+
+Notation as in the papers: x is the global model that the round started from, w_k a participant's
+model, n_k its sample count, Δ = Σ n_k w_k / Σ n_k − x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedavg import selection
+from fedavg.arithmetic import ordered, weighted_mean, widen
+from fedavg.rule import ABOVE_ZERO, BELOW_ONE, Chunk, Kind, Param, Params, Rule, State, bind
+from fsworker.errors import UsageError
+
+
+def fedavg(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
+    """Σ n_k w_k / Σ n_k (McMahan et al. 2017, arXiv 1602.05629)."""
+    return weighted_mean(chunk.models, chunk.weights), {}
+
+
+def fedavgm(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
+    """v ← βv + Δ; x ← x + ηv (Hsu, Qi and Brown 2019, arXiv 1909.06335)."""
+    x, delta = _progress(chunk)
+    v = chunk.state["v"] * p["beta"] + delta
+    return x + p["lr"] * v, {"v": v}
+
+
+def fedadagrad(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
+    """v ← v + Δ² (Reddi et al. 2021, arXiv 2003.00295, algorithm 2)."""
+    x, delta = _progress(chunk)
+    return _adaptive(chunk, p, x, delta, chunk.state["v"] + delta * delta)
+
+
+def fedadam(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
+    """v ← β₂v + (1−β₂)Δ², without bias correction (Reddi et al. 2021, algorithm 2)."""
+    x, delta = _progress(chunk)
+    v = p["beta2"] * chunk.state["v"] + (1 - p["beta2"]) * delta * delta
+    return _adaptive(chunk, p, x, delta, v)
+
+
+def fedyogi(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
+    """v ← v − (1−β₂)Δ² sign(v − Δ²) (Reddi et al. 2021, algorithm 2)."""
+    x, delta = _progress(chunk)
+    v, square = chunk.state["v"], delta * delta
+    v = v - (1 - p["beta2"]) * square * torch.sign(v - square)
+    return _adaptive(chunk, p, x, delta, v)
+
+
+def diloco(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
+    """g = −Δ; b ← μb + g; x ← x − η(g + μb): Nesterov as torch has it (arXiv 2311.08105)."""
+    x, delta = _progress(chunk)
+    b = p["momentum"] * chunk.state["b"] - delta
+    return x - p["lr"] * (p["momentum"] * b - delta), {"b": b}
+
+
+def fedbuff(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
+    """x ← x + η/K Σ Δ_k/√(1+τ_k), Δ_k against its own base (Nguyen et al. 2022, arXiv 2106.06639).
+
+    The engine has moved each model onto x by then: row k is x + (w_k − its base). Sample counts
+    do not enter.
+    """
+    x = _base(chunk)
+    total = torch.zeros_like(x)
+    for row, staleness in zip(chunk.models, chunk.staleness, strict=True):
+        total.add_(widen(row) - x, alpha=1 / math.sqrt(1 + staleness))
+    return x + total.mul_(p["lr"] / len(chunk.models)), {}
+
+
+def median(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
+    """Per coordinate; of an even number, half-way between the middle two (Yin et al. 2018,
+    arXiv 1803.01498)."""
+    rows = ordered(chunk.models)
+    middle = len(rows) // 2
+    if len(rows) % 2:
+        return rows[middle], {}
+    return _middle_of(rows[middle - 1], rows[middle]), {}
+
+
+def trimmed_mean(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
+    """Per coordinate, without the ⌊βK⌋ smallest and largest (Yin et al. 2018)."""
+    rows = ordered(chunk.models)
+    cut = trimmed(len(rows), p["beta"])
+    kept = rows[cut : len(rows) - cut]
+    total = kept[0].clone()
+    for row in kept[1:]:
+        total.add_(row)
+    return total.div_(len(kept)), {}
+
+
+def trimmed(count: int, beta: float) -> int:
+    """⌊β · count⌋, where 0.29 of 100 is 29 though the product of floats is below it."""
+    return math.floor(beta * count + 1e-9)
+
+
+def _middle_of(a: Tensor, b: Tensor) -> Tensor:
+    return a * 0.5 + b * 0.5  # a + b could overflow
+
+
+def _base(chunk: Chunk) -> Tensor:
+    assert chunk.base is not None, "the engine gives a base to rules that need one"
+    return chunk.base
+
+
+def _progress(chunk: Chunk) -> tuple[Tensor, Tensor]:
+    """x, and Δ."""
+    x = _base(chunk)
+    return x, weighted_mean(chunk.models, chunk.weights).sub_(x)
+
+
+def _adaptive(chunk: Chunk, p: Params, x: Tensor, delta: Tensor, v: Tensor) -> tuple[Tensor, State]:
+    """m ← β₁m + (1−β₁)Δ; x ← x + ηm/(√v + τ)."""
+    m = p["beta1"] * chunk.state["m"] + (1 - p["beta1"]) * delta
+    return x + p["lr"] * m / (v.sqrt() + p["tau"]), {"m": m, "v": v}
+
+
+def _check_trim(count: int, params: Mapping[str, float | None]) -> None:
+    beta = params["beta"] or 0.0
+    if 2 * trimmed(count, beta) >= count:
+        raise UsageError(f"trimming {beta:g} at each end leaves nothing of {count} participants")
+
+
+_LR, _OUTER = Param(1.0, ABOVE_ZERO), Param(0.7, ABOVE_ZERO)
+_DECAY = Param(0.9, 0, BELOW_ONE)
+_F, _M = Param(None, 0, whole=True), Param(None, 1, whole=True)
+
+
+def _adaptive_params(lr: float, beta1: float, beta2: float | None) -> dict[str, Param]:
+    params = {"lr": Param(lr, ABOVE_ZERO), "beta1": Param(beta1, 0, BELOW_ONE)}
+    if beta2 is not None:
+        params["beta2"] = Param(beta2, 0, BELOW_ONE)
+    return {**params, "tau": Param(1e-3, ABOVE_ZERO)}
+
+
+def _zero(p: Params) -> float:
+    return 0.0
+
+
+_MOMENTS = {"m": _zero, "v": lambda p: p["tau"] ** 2}
+
+RULES: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("fedavg", fedavg),
+        Kind("fedavgm", fedavgm, {"beta": _DECAY, "lr": _LR}, {"v": _zero}, True),
+        Kind("fedadagrad", fedadagrad, _adaptive_params(0.1, 0.0, None), _MOMENTS, True),
+        Kind("fedadam", fedadam, _adaptive_params(0.1, 0.9, 0.99), _MOMENTS, True),
+        Kind("fedyogi", fedyogi, _adaptive_params(0.01, 0.9, 0.99), _MOMENTS, True),
+        Kind("diloco", diloco, {"lr": _OUTER, "momentum": _DECAY}, {"b": _zero}, True),
+        Kind("fedbuff", fedbuff, {"lr": _LR}, needs_base=True, weighted=False),
+        Kind("median", median, weighted=False, robust=True),
+        Kind(
+            "trimmed-mean", trimmed_mean, {"beta": Param(0.2, 0, BELOW_ONE / 2)},
+            weighted=False, robust=True, check=_check_trim,
+        ),
+        Kind(
+            "krum", fedavg, {"f": _F},
+            weighted=False, robust=True, choose=selection.krum, check=selection.check,
+        ),
+        Kind(
+            "multi-krum", fedavg, {"f": _F, "m": _M},
+            weighted=False, robust=True, choose=selection.multi_krum, check=selection.check,
+        ),
+    )
+}  # fmt: skip
+
+
+def rule(name: str, params: Mapping[str, float | None] | None = None) -> Rule:
+    """The rule of that name. UsageError when there is none, or a parameter is wrong."""
+    if name not in RULES:
+        raise UsageError(f"there is no merge rule {name!r} (there are: {', '.join(RULES)})")
+    return bind(RULES[name], params or {})
