@@ -1,0 +1,220 @@
+"""A pickle machine that can build values and nothing else.
+
+torch's own restricted loader allocates every tensor, and pickle's imports what it is told to. This
+one knows the operations that build plain values, and a closed list of names (`admitted`): a name is
+looked up there and never imported, a call is a branch in our code that returns an inert node. There
+is no fall-back: any other name or operation refuses the file.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable
+from typing import Any
+
+from fedavg.formats import admitted
+from fedavg.formats.errors import DamagedCheckpoint, UnsafeCheckpoint, UnsupportedCheckpoint
+from fedavg.formats.nodes import Call, Table
+
+MAX_PICKLE = 64 << 20
+"""Bytes. Tensors take about 200 each in a pickle, so this is some 300,000 of them."""
+MAX_OPERATIONS = 12_000_000
+MAX_INT = 255
+"""Bytes of an integer: what torch's restricted loader reads again."""
+
+_MARK = object()
+
+
+def load(data: bytes, where: str) -> object:
+    """The tree in a pickle; `where` names the file in errors.
+
+    Raises UnsafeCheckpoint for a name that is not admitted, UnsupportedCheckpoint for other things
+    that are not merged, DamagedCheckpoint for bytes that are no pickle.
+    """
+    if len(data) > MAX_PICKLE:
+        raise UnsupportedCheckpoint(
+            where,
+            f"what describes its tensors has {len(data)} bytes, more than {MAX_PICKLE}; save "
+            "weights without buffers of samples, or in shards",
+        )
+    try:
+        return _run(data)
+    except admitted.NotAdmitted as error:
+        raise UnsafeCheckpoint(where, str(error)) from None
+    except admitted.NotMerged as error:
+        raise UnsupportedCheckpoint(where, str(error)) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        detail = str(error) or type(error).__name__
+        raise DamagedCheckpoint(where, f"its pickle cannot be read: {detail:.200}") from None
+
+
+def _run(data: bytes) -> object:
+    machine = _Machine()
+    for count, (operation, argument, position) in enumerate(pickletools.genops(data)):
+        if operation.name == "STOP" and position != len(data) - 1:
+            raise ValueError("bytes follow its end")
+        if count > MAX_OPERATIONS:
+            raise admitted.NotMerged(f"it takes more than {count} pickle operations")
+        step = _STEPS.get(operation.name)
+        if step is None:
+            raise admitted.NotMerged(
+                f"its pickle uses {operation.name}, which state_dicts have no use for; save "
+                "tensors, numbers and strings in dicts and lists"
+            )
+        step(machine, argument)
+    return machine.pop_last()
+
+
+class _Machine:
+    """The stack, the memo and the operations of one load."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def pop(self) -> Any:
+        value = self.stack.pop()
+        if value is _MARK:
+            raise ValueError("a value is missing")
+        return value
+
+    def top(self) -> Any:
+        value = self.pop()
+        self.stack.append(value)
+        return value
+
+    def pop_mark(self) -> list[Any]:
+        at = len(self.stack) - 1
+        while at >= 0 and self.stack[at] is not _MARK:
+            at -= 1
+        if at < 0:
+            raise ValueError("a mark is missing")
+        values = self.stack[at + 1 :]
+        del self.stack[at:]
+        return values
+
+    def pop_last(self) -> object:
+        value = self.pop()
+        if self.stack:
+            raise ValueError("it ends with an unfinished value")
+        return value
+
+    # -- operations; each takes the argument that stands in the pickle
+
+    def push(self, value: object) -> None:
+        if isinstance(value, bytearray):
+            value = Call("builtins.bytearray", (bytes(value),))
+        elif isinstance(value, int) and value.bit_length() > 8 * MAX_INT - 1:
+            raise admitted.NotMerged(f"it holds an integer of more than {MAX_INT} bytes")
+        self.stack.append(value)
+
+    def put(self, index: int) -> None:
+        self.memo[index] = self.top()
+
+    def memoize(self, _: None) -> None:
+        self.memo[len(self.memo)] = self.top()
+
+    def get(self, index: int) -> None:
+        self.stack.append(self.memo[index])
+
+    def append(self, _: None) -> None:
+        self._extend([self.pop()])
+
+    def appends(self, _: None) -> None:
+        self._extend(self.pop_mark())
+
+    def _extend(self, values: list[Any]) -> None:
+        target = self.top()
+        if type(target) is not list:
+            raise ValueError(f"it appends to a {type(target).__name__}")
+        target.extend(values)
+
+    def setitem(self, _: None) -> None:
+        value, key = self.pop(), self.pop()
+        self._set([key, value])
+
+    def setitems(self, _: None) -> None:
+        self._set(self.pop_mark())
+
+    def _set(self, flat: list[Any]) -> None:
+        table = self.top()
+        if not isinstance(table, Table) or len(flat) % 2:
+            raise ValueError(f"it sets an item of a {type(table).__name__}")
+        table.items.update(zip(flat[::2], flat[1::2], strict=True))
+
+    def additems(self, _: None) -> None:
+        values = self.pop_mark()
+        made = self.pop()
+        if not isinstance(made, Call) or made.name != "builtins.set":
+            raise ValueError(f"it adds items to a {type(made).__name__}")
+        known = made.args[0] if made.args else []
+        assert isinstance(known, list)
+        self.stack.append(Call("builtins.set", ([*known, *values],)))
+
+    def tuple_of(self, count: int) -> None:
+        values = [self.pop() for _ in range(count)]
+        self.stack.append(tuple(reversed(values)))
+
+    def name(self, argument: str) -> None:
+        module, _, name = argument.partition(" ")
+        self.stack.append(admitted.find(module, name))
+
+    def stack_name(self, _: None) -> None:
+        name, module = self.pop(), self.pop()
+        self.stack.append(admitted.find(str(module), str(name)))
+
+    def instance(self, argument: str) -> None:
+        self.name(argument)
+        raise admitted.NotMerged("its pickle makes an instance")
+
+    def reduce(self, _: None) -> None:
+        args, function = self.pop(), self.pop()
+        self.stack.append(admitted.call(function, args))
+
+    def build(self, _: None) -> None:
+        state = self.pop()
+        admitted.build(self.top(), state)
+
+    def persistent(self, _: None) -> None:
+        self.stack.append(admitted.storage(self.pop()))
+
+
+_STEPS: dict[str, Callable[[_Machine, Any], None]] = {
+    "PROTO": lambda m, _: None,
+    "FRAME": lambda m, _: None,
+    "STOP": lambda m, _: None,
+    "MARK": lambda m, _: m.stack.append(_MARK),
+    "NONE": lambda m, _: m.stack.append(None),
+    "NEWTRUE": lambda m, _: m.stack.append(True),
+    "NEWFALSE": lambda m, _: m.stack.append(False),
+    "EMPTY_LIST": lambda m, _: m.stack.append([]),
+    "EMPTY_DICT": lambda m, _: m.stack.append(Table()),
+    "EMPTY_SET": lambda m, _: m.stack.append(Call("builtins.set", ([],))),
+    "EMPTY_TUPLE": lambda m, _: m.stack.append(()),
+    "TUPLE": lambda m, _: m.stack.append(tuple(m.pop_mark())),
+    "TUPLE1": lambda m, _: m.tuple_of(1),
+    "TUPLE2": lambda m, _: m.tuple_of(2),
+    "TUPLE3": lambda m, _: m.tuple_of(3),
+    "APPEND": _Machine.append,
+    "APPENDS": _Machine.appends,
+    "SETITEM": _Machine.setitem,
+    "SETITEMS": _Machine.setitems,
+    "ADDITEMS": _Machine.additems,
+    "GLOBAL": _Machine.name,
+    "STACK_GLOBAL": _Machine.stack_name,
+    "INST": _Machine.instance,
+    "REDUCE": _Machine.reduce,
+    "BUILD": _Machine.build,
+    "BINPERSID": _Machine.persistent,
+    "MEMOIZE": _Machine.memoize,
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT", "PUT"), _Machine.put),
+    **dict.fromkeys(("BINGET", "LONG_BINGET", "GET"), _Machine.get),
+    **dict.fromkeys(
+        (
+            "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
+            "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE",
+            "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
+        ),
+        _Machine.push,
+    ),
+}  # fmt: skip
