@@ -146,7 +146,7 @@ def join(store: Store, group: str, job: str) -> int:
             store.put(f"{prepared}/{groups.MEMBER_FILE}", Member(job).to_json())
             artifacts.publish(store, prepared, target)
             taken = members(store, group)
-            if _first_place(taken, job) not in (None, place):
+            if list(taken.values()).count(job) > 1:
                 leave(store, group, job, but=_first_place(taken, job))
             if job in taken.values():
                 break

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
+import sys
 import types
 import typing
 from functools import cache
@@ -108,7 +108,7 @@ def _convert(hint: Any, value: Any, path: str, field: str) -> Any:
 def _is_plain(hint: Any, value: Any) -> bool:
     if hint is float:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return number and math.isfinite(value)
+        return number and abs(value) <= sys.float_info.max  # also of an int without end
     return type(value) is hint
 
 
