@@ -90,6 +90,20 @@ class Store:
         if durable:
             self.sync_folder(folder)
 
+    def create(self, rel: str) -> int:
+        """The descriptor of a new empty file, for who writes it by position and then `seal`s it.
+
+        OSError EEXIST where there is one.
+        """
+        return self._call("create", self._open_new, self.path(rel), os.O_EXCL)
+
+    def seal(self, fd: int) -> None:
+        """End a file of `create`: what was written to it counts once this returned."""
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)  # a failing close is an error of the write
+
     def sync_folder(self, folder: str) -> None:
         """Make the names in a folder survive a crash of the machine that holds the disk."""
         fd = self._call("open", os.open, self.path(folder), os.O_RDONLY | os.O_DIRECTORY)
@@ -188,11 +202,19 @@ class Store:
     def _file_mode(self) -> int:
         return 0o660 if self.group_writable else 0o600
 
-    def _write_file(self, path: str, data: bytes, durable: bool) -> None:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, self._file_mode)
-        try:
-            if self.group_writable:
+    def _open_new(self, path: str, how: int) -> int:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, self._file_mode)
+        if self.group_writable:
+            try:
                 os.fchmod(fd, 0o660)  # the umask took the group's bits
+            except BaseException:
+                os.close(fd)
+                raise
+        return fd
+
+    def _write_file(self, path: str, data: bytes, durable: bool) -> None:
+        fd = self._open_new(path, os.O_TRUNC)
+        try:
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
