@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 from ctl.decide import Action, Do
 from ctl.health import Finding, Found
-from ctl.launchers.base import Launcher, LaunchRequest, Probe, Stopped
+from ctl.launchers.base import Launcher, Probe, Stopped
 from ctl.launchers.errors import LaunchError
 from fsworker.errors import FleetError
 from fsworker.identity import PROVABLY_DEAD
+from fsworker.protocol.records.launch import LaunchRequest
 from fsworker.protocol.records.run import HostIdentity
 
 log = logging.getLogger("ctl.act")

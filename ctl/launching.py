@@ -12,10 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsworker.errors import UsageError
+from fsworker.protocol.records.launch import LaunchRequest
 from fsworker.protocol.records.run import LaunchMeta, WorkerSpec
 
 if TYPE_CHECKING:
-    from ctl.launchers.base import Launcher, LaunchRequest
+    from ctl.launchers.base import Launcher
+
+HOSTS_SHARE = 0.75
+"""Of the time for a start, what the host may use before it undoes it: the rest is for its answer."""
 
 
 def open_for(meta: LaunchMeta) -> Launcher:
@@ -38,18 +42,18 @@ def opened(meta: LaunchMeta) -> Iterator[Launcher]:
 
 def request_for(meta: LaunchMeta, host: str) -> LaunchRequest:
     """What to ask of `host` for the launch that `meta` gives it."""
-    from ctl.launchers.base import LaunchRequest
-
     worker = worker_of(meta, host)
     return LaunchRequest(
         root=meta.root,
         launch=meta.launches[host],
         shard=worker.shard,
         concurrency=worker.concurrency,
+        slots=worker.slots,
         respawn=meta.respawn,
         python=meta.python,
         env=dict(meta.env),
         log_level=meta.log_level,
+        wait=HOSTS_SHARE * float(meta.launcher_options.get("start_timeout", 60.0)),
     )
 
 

@@ -15,33 +15,19 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
 from ctl.launchers import script
 from ctl.launchers.errors import ALREADY_RUNNING, LaunchError, no_reply
 from fsworker.errors import Refused
+from fsworker.protocol.records.launch import LaunchRequest
 from fsworker.protocol.records.run import HostIdentity
 
 log = logging.getLogger(__name__)
 
 START, PROBE, STOP = "start", "probe", "stop"
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchRequest:
-    """What a host is asked to start. `wait` is how long it watches its own start, in seconds."""
-
-    root: str
-    launch: int
-    shard: int
-    concurrency: int = 48
-    respawn: bool = True
-    python: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    log_level: str = "INFO"
-    wait: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)

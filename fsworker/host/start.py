@@ -14,10 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from fsworker.errors import FleetError, UsageError
+from fsworker.errors import FleetError
 from fsworker.host.logind import session_warnings
 from fsworker.host.view import HostView, view
 from fsworker.identity import end_tree
@@ -25,6 +24,7 @@ from fsworker.life import detach, hostlock, lifefiles
 from fsworker.life.boundlog import BoundLog
 from fsworker.life.lifetime import LIFE_FD_VARIABLE
 from fsworker.protocol.fsops import Store
+from fsworker.protocol.records.launch import LaunchRequest
 
 log = logging.getLogger("fsworker.host.start")
 
@@ -37,33 +37,9 @@ NOT_PASSED_ON = ("FLEET_INCARNATION", LIFE_FD_VARIABLE, hostlock.LOCK_FD_VARIABL
 """What a start from inside a task would otherwise inherit, and then be ended with that worker."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """The request. `wait` is in seconds."""
-
-    root: str
-    host: str
-    launch: int
-    shard: int
-    concurrency: int = 48
-    respawn: bool = True
-    python: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    log_level: str = "INFO"
-    wait: float = 10.0
-
-    @property
-    def worker_argv(self) -> list[str]:
-        """The worker's command line."""
-        argv = [self.python or sys.executable, "-m", "fsworker", "run", "--root", self.root]
-        argv += ["--shard", str(self.shard), "--host", self.host]
-        argv += ["--concurrency", str(self.concurrency), "--launch", str(self.launch)]
-        return [*argv, "--log-level", self.log_level]
-
-
 def start(request: Mapping[str, Any]) -> dict[str, Any]:
     """Perform it; returns the reply."""
-    asked = _parse(request)
+    asked = LaunchRequest.parse(request)
     deadline = time.monotonic() + asked.wait - MARGIN
     seen = view(asked.root, asked.host)
     if seen.run_id is None:
@@ -77,12 +53,19 @@ def start(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _start_wrapper(
-    asked: Start, env: dict[str, str], deadline: float, seen: HostView
+    asked: LaunchRequest, env: dict[str, str], deadline: float, seen: HostView
 ) -> dict[str, Any]:
     left = max(0.1, deadline - time.monotonic())
     argv = [sys.executable, "-m", "fsworker.respawn", "--root", asked.root, "--host", asked.host]
     # Less for it than for us: its own word on what went wrong is better than our guess.
-    argv += ["--launch", str(asked.launch), "--wait", f"{left * 0.8:.3f}", "--", *asked.worker_argv]
+    argv += [
+        "--launch",
+        str(asked.launch),
+        "--wait",
+        f"{left * 0.8:.3f}",
+        "--",
+        *asked.worker_argv(sys.executable),
+    ]
     try:
         done = subprocess.run(
             argv,
@@ -105,7 +88,7 @@ def _start_wrapper(
 
 
 def _start_worker(
-    asked: Start, env: dict[str, str], deadline: float, seen: HostView
+    asked: LaunchRequest, env: dict[str, str], deadline: float, seen: HostView
 ) -> dict[str, Any]:
     assert seen.run_id is not None
     try:
@@ -122,14 +105,14 @@ def _start_worker(
     return report
 
 
-def _become_worker(asked: Start, env: dict[str, str], report: int) -> int:
+def _become_worker(asked: LaunchRequest, env: dict[str, str], report: int) -> int:
     """Turn this detached process into the worker; the report pipe closes when that has worked."""
     detach.point_to(BoundLog.of(Store(asked.root), asked.host, lifefiles.LOG).open(), (1, 2))
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD):
         signal.signal(signum, signal.SIG_DFL)
     _write(report, {"ok": True, "wrap_pid": None, "worker_pid": os.getpid()})
-    argv = asked.worker_argv
+    argv = asked.worker_argv(sys.executable)
     try:
         os.execvpe(argv[0], argv, env)  # noqa: S606  # no shell is the point
     except OSError as error:
@@ -145,14 +128,14 @@ def _write(fd: int, fields: dict[str, Any]) -> None:
         pass  # the starter has given up; it undoes what it finds
 
 
-def _undo(asked: Start, seen: HostView) -> None:
+def _undo(asked: LaunchRequest, seen: HostView) -> None:
     """End what this launch has begun: a launch number is used for one start only."""
     tokens = {**seen.tokens, "FLEET_LAUNCH": str(asked.launch)}
     for left in end_tree([], seen.place, tokens=tokens, grace=1.0, kill_patience=2.0):
         log.warning("pid %d of the failed start is left: %s", left.pid, left.state)
 
 
-def _who_runs(asked: Start, report: dict[str, Any], deadline: float) -> dict[str, Any]:
+def _who_runs(asked: LaunchRequest, report: dict[str, Any], deadline: float) -> dict[str, Any]:
     """Name the one that runs; it may have started a moment ago and not yet said so."""
     end = min(deadline, time.monotonic() + ANOTHERS_PATIENCE)
     while True:
@@ -167,7 +150,7 @@ def _who_runs(asked: Start, report: dict[str, Any], deadline: float) -> dict[str
         time.sleep(0.1)
 
 
-def _environment(asked: Start, seen: HostView) -> dict[str, str]:
+def _environment(asked: LaunchRequest, seen: HostView) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if k not in NOT_PASSED_ON}
     env.update(asked.env)
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -177,14 +160,3 @@ def _environment(asked: Start, seen: HostView) -> dict[str, str]:
         env["PYTHONPATH"] = os.pathsep.join([*path, home])
     launch = {"FLEET_LAUNCH": str(asked.launch), "FLEET_SHARD": str(asked.shard)}
     return {**env, **seen.tokens, **launch}
-
-
-def _parse(request: Mapping[str, Any]) -> Start:
-    known = {name: request[name] for name in Start.__dataclass_fields__ if name in request}
-    try:
-        asked = Start(**known)
-    except TypeError as error:
-        raise UsageError(f"the start request is incomplete: {error}") from None
-    if not os.path.isabs(asked.root):
-        raise UsageError(f"the root must be an absolute path, not {asked.root!r}")
-    return asked

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from ctl.launchers import open_launcher
-from ctl.launchers.base import LaunchRequest
 from fsworker import procfs
 from fsworker.protocol import layout
+from fsworker.protocol.records.launch import LaunchRequest
 from fsworker.protocol.records.run import Manifest, WorkerSpec
 from tests.rigs import hosts as rigs
 from tests.rigs.hosts import Host, HostRig

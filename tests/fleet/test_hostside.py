@@ -446,7 +446,7 @@ def test_what_holds_the_lock_unseen_is_not_called_stopped(bench: Bench) -> None:
     ("fields", "says"),
     [
         ({"verb": "destroy"}, "unknown verb 'destroy'"),
-        ({"verb": "start"}, "incomplete"),
+        ({"verb": "start"}, "field 'launch' is missing"),
         ({"verb": "start", "root": "relative", "launch": 1, "shard": 0}, "absolute"),
         ({"verb": "probe", "root": None}, "no root"),
         ({"verb": "stop", "launch": "x", "grace": "soon"}, "soon"),

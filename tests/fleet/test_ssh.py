@@ -18,9 +18,10 @@ import pytest
 
 from ctl.fleet import fan_out
 from ctl.launchers import open_launcher
-from ctl.launchers.base import Launcher, LaunchRequest
+from ctl.launchers.base import Launcher
 from ctl.launchers.errors import LaunchError
 from fsworker.protocol import layout
+from fsworker.protocol.records.launch import LaunchRequest
 from fsworker.protocol.records.run import Manifest, WorkerSpec
 from tests.rigs import hosts
 from tests.rigs.hosts import INPUTS, HostRig

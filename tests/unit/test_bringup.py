@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from ctl import bringup
-from ctl.launchers.base import LaunchRequest, Started, Stopped
+from ctl.launchers.base import Started, Stopped
 from ctl.launchers.errors import LaunchError
 from fsworker.errors import FleetError
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
+from fsworker.protocol.records.launch import LaunchRequest
 from fsworker.protocol.records.run import LaunchMeta, WorkerSpec
 
 pytestmark = pytest.mark.unit

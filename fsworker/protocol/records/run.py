@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fsworker.protocol.records import coding
+from fsworker.protocol.records.slots import SlotTerms
 
 
 class _Record:
@@ -27,11 +28,15 @@ MOST_SLOTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One worker as asked for: the allowed name of its host, its home shard, its slots."""
+    """One worker as asked for: the allowed name of its host, its home shard, its slots.
+
+    `slots` says what each of these slots gets.
+    """
 
     host: str
     shard: int
     concurrency: int = 48
+    slots: SlotTerms = field(default_factory=SlotTerms)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,49 @@
+"""What a host is asked to start, said once: both ends of a connection must mean the same by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fsworker.errors import UsageError
+from fsworker.protocol.records import coding
+from fsworker.protocol.records.slots import SlotTerms
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """One start of one host's worker. `wait` is how long the host watches it, in seconds.
+
+    `host` is the name under which it is allowed; whoever sends the request fills it in.
+    """
+
+    root: str
+    launch: int
+    shard: int
+    concurrency: int = 48
+    slots: SlotTerms = field(default_factory=SlotTerms)
+    respawn: bool = True
+    python: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    log_level: str = "INFO"
+    wait: float = 10.0
+    host: str = ""
+
+    @classmethod
+    def parse(cls, request: Mapping[str, Any]) -> LaunchRequest:
+        """The request in an object from JSON. FormatError, UsageError name what is wrong with it.
+
+        What another release adds is ignored.
+        """
+        asked = coding.from_object(cls, dict(request), "the start request")
+        if not asked.root.startswith("/"):
+            raise UsageError(f"the root must be an absolute path, not {asked.root!r}")
+        return asked
+
+    def worker_argv(self, python: str) -> list[str]:
+        """The command line of the worker; `python` where none is asked for."""
+        argv = [self.python or python, "-m", "fsworker", "run", "--root", self.root]
+        argv += ["--shard", str(self.shard), "--host", self.host]
+        argv += ["--concurrency", str(self.concurrency), "--launch", str(self.launch)]
+        return [*argv, "--log-level", self.log_level, *self.slots.argv()]
