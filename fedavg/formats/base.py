@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
+from fedavg.formats.contents import Content, Region
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -34,7 +36,24 @@ class Entry:
     place: Any = field(repr=False, compare=False)  # where the bytes lie: the format's own
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a checkpoint will lie on disk, laid out before its tensors have bytes.
+
+    files: the content of each file by its name; one file of the name "" unless it is a `folder`.
+    regions: where the tensors go that own their bytes, by key; `place` says in which file.
+    owned: the keys of the other tensors.
+    """
+
+    files: Mapping[str, Content]
+    regions: Mapping[str, Region]
+    place: Mapping[str, str]
+    owned: frozenset[str] = frozenset()
+    folder: bool = False
+
+
 Read = Callable[[Entry, int, int, memoryview], None]
+MakePlan = Callable[[Mapping[str, object]], Plan]
 
 
 class Checkpoint:
@@ -45,7 +64,7 @@ class Checkpoint:
         are themselves (numpy's scalars too); bytes, sets, torch.Size and the like are values that
         can be compared and are kept as they are.
     format: "pt", "safetensors", "json", "shards" or "stable-baselines3".
-    tree: what a Writer of the same format needs to know of this one; nobody else looks at it.
+    plan: lays out a checkpoint of the same form, with some of `rest` replaced; for a Writer.
     """
 
     def __init__(
@@ -56,13 +75,13 @@ class Checkpoint:
         rest: Mapping[str, object],
         read: Read,
         close: Callable[[], None],
-        tree: Any,
+        plan: MakePlan,
     ) -> None:
         self.path = path
         self.format = format
         self.entries = MappingProxyType(dict(entries))
         self.rest = MappingProxyType(dict(rest))
-        self.tree = tree
+        self.plan = plan
         self._read = read
         self._close = close
 

@@ -49,6 +49,14 @@ def join(key: str, part: object) -> str:
     return f"{key}.{text}" if key else text
 
 
+def key_of(path: Path) -> str:
+    """The key of the leaf at `path`."""
+    key = ""
+    for part in path:
+        key = join(key, part)
+    return key
+
+
 def spelling(path: Path) -> str:
     """A path as Python would write it: `['policy']['module.0.weight']`."""
     return "".join(f"[{part!r}]" for part in path)

@@ -61,10 +61,22 @@ class Tensor:
     parameter: bool = False
 
 
+class _Attributes:
+    def __repr__(self) -> str:
+        return "<attributes>"
+
+
+ATTRIBUTES = _Attributes()
+"""The part of a path that leads to the attributes of a dict instead of an item."""
+
+
 def children(node: object) -> Iterator[tuple[object, object]] | None:
     """(part, child) of a container, None for a leaf; the form that `keys.leaves` wants."""
     if isinstance(node, Table):
-        return iter(node.items.items())
+        inside: list[tuple[object, object]] = list(node.items.items())
+        if node.attributes is not None:
+            inside.append((ATTRIBUTES, node.attributes))
+        return iter(inside)
     if type(node) in (list, tuple):
         return enumerate(node)  # type: ignore[arg-type]
     return None

@@ -37,7 +37,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class Extent:
     """Bytes [base, base + size) of a file, which are an archive; `name` is what errors say."""
 
     source: Source
@@ -56,60 +56,60 @@ class Region:
         return self.source.read(self.base + offset, size)
 
 
-def members(region: Region) -> dict[str, Member]:
+def members(extent: Extent) -> dict[str, Member]:
     """The members by name, in the order of the directory.
 
     Raises DamagedCheckpoint for an archive that is not exactly itself, UnsupportedCheckpoint for
     members that are compressed or encrypted.
     """
-    start, size, count = _directory(region)
+    start, size, count = _directory(extent)
     found: dict[str, Member] = {}
     spans = []
-    data = region.read(start, size)
+    data = extent.read(start, size)
     at = 0
     for _ in range(count):
         if at + CENTRAL.size > len(data):
-            raise region.damaged("its directory ends early")
-        name, header, length, at = _entry(region, data, at)
+            raise extent.damaged("its directory ends early")
+        name, header, length, at = _entry(extent, data, at)
         if name in found:
-            raise region.damaged(f"it has two members {name!r:.80}")
-        offset = _data_offset(region, name, header)
-        found[name] = Member(name, region.base + offset, length)
+            raise extent.damaged(f"it has two members {name!r:.80}")
+        offset = _data_offset(extent, name, header)
+        found[name] = Member(name, extent.base + offset, length)
         spans.append((header, offset + length, name))
     if at != len(data):
-        raise region.damaged("its directory is longer than its members need")
-    _check_spans(region, spans, start)
+        raise extent.damaged("its directory is longer than its members need")
+    _check_spans(extent, spans, start)
     return found
 
 
-def _directory(region: Region) -> tuple[int, int, int]:
+def _directory(extent: Extent) -> tuple[int, int, int]:
     """(start, size, number of entries) of the directory."""
-    if region.size < END.size:
-        raise region.damaged(f"it has {region.size} bytes" if region.size else "it is empty")
-    tail = region.size - END.size
-    signature, _, _, _, count, size, start, comment = END.unpack(region.read(tail, END.size))
+    if extent.size < END.size:
+        raise extent.damaged(f"it has {extent.size} bytes" if extent.size else "it is empty")
+    tail = extent.size - END.size
+    signature, _, _, _, count, size, start, comment = END.unpack(extent.read(tail, END.size))
     if signature != END_SIGNATURE or comment:
-        raise region.damaged(
+        raise extent.damaged(
             "it does not end as a zip archive does: it was cut, or bytes follow its end"
         )
     end = tail
     if tail >= LOCATOR.size:
-        mark, _, where, _ = LOCATOR.unpack(region.read(tail - LOCATOR.size, LOCATOR.size))
+        mark, _, where, _ = LOCATOR.unpack(extent.read(tail - LOCATOR.size, LOCATOR.size))
         if mark == LOCATOR_SIGNATURE:
-            record = END64.unpack(region.read(where, END64.size))
+            record = END64.unpack(extent.read(where, END64.size))
             if record[0] != END64_SIGNATURE or where + END64.size != tail - LOCATOR.size:
-                raise region.damaged("its 64-bit directory record is not where it should be")
+                raise extent.damaged("its 64-bit directory record is not where it should be")
             count, size, start = record[7], record[8], record[9]
             end = where
     if start + size != end or size > MAX_DIRECTORY or count * CENTRAL.size > size:
-        raise region.damaged(
+        raise extent.damaged(
             f"its directory should end at byte {start + size} and ends at {end}: bytes were lost "
             "or added"
         )
     return start, size, count
 
 
-def _entry(region: Region, data: bytes, at: int) -> tuple[str, int, int, int]:
+def _entry(extent: Extent, data: bytes, at: int) -> tuple[str, int, int, int]:
     """(name, offset of its local header, size, where the next entry begins)."""
     fields = CENTRAL.unpack_from(data, at)
     flags, method = fields[3], fields[4]
@@ -118,21 +118,21 @@ def _entry(region: Region, data: bytes, at: int) -> tuple[str, int, int, int]:
     at += CENTRAL.size
     raw, extra = data[at : at + name_size], data[at + name_size : at + name_size + extra_size]
     if fields[0] != CENTRAL_SIGNATURE or len(extra) != extra_size:
-        raise region.damaged("its directory is garbled")
+        raise extent.damaged("its directory is garbled")
     try:
         name = raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise region.damaged(f"a member's name is {raw!r:.80}") from None
+        raise extent.damaged(f"a member's name is {raw!r:.80}") from None
     wide = iter(_wide(extra))
     try:
         size = next(wide) if size == FULL32 else size
         packed = next(wide) if packed == FULL32 else packed
         header = next(wide) if header == FULL32 else header
     except StopIteration:
-        raise region.damaged(f"the size of its member {name!r:.80} is missing") from None
+        raise extent.damaged(f"the size of its member {name!r:.80} is missing") from None
     if method or packed != size or flags & ENCRYPTED:
         raise UnsupportedCheckpoint(
-            region.name,
+            extent.name,
             f"its member {name!r:.80} is compressed or encrypted; torch.save stores members as "
             "they are, `zip -0` too",
         )
@@ -151,20 +151,20 @@ def _wide(extra: bytes) -> list[int]:
     return []
 
 
-def _data_offset(region: Region, name: str, header: int) -> int:
+def _data_offset(extent: Extent, name: str, header: int) -> int:
     """Where a member's bytes begin, from its local header, which must be of the same member."""
     raw = name.encode("utf-8")
-    data = region.read(header, LOCAL.size + len(raw))
+    data = extent.read(header, LOCAL.size + len(raw))
     fields = LOCAL.unpack_from(data)
     if fields[0] != LOCAL_SIGNATURE or data[LOCAL.size :] != raw or fields[9] != len(raw):
-        raise region.damaged(f"its member {name!r:.80} is not where its directory says")
+        raise extent.damaged(f"its member {name!r:.80} is not where its directory says")
     return header + LOCAL.size + len(raw) + int(fields[10])
 
 
-def _check_spans(region: Region, spans: list[tuple[int, int, str]], end: int) -> None:
+def _check_spans(extent: Extent, spans: list[tuple[int, int, str]], end: int) -> None:
     """Members lie one after another before the directory, from the first byte on."""
     reached = 0
     for first, last, name in sorted(spans):
         if first < reached or last > end or (reached == 0 and first):
-            raise region.damaged(f"its member {name!r:.80} overlaps others or leaves a gap")
+            raise extent.damaged(f"its member {name!r:.80} overlaps others or leaves a gap")
         reached = last
