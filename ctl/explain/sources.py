@@ -1,0 +1,93 @@
+"""Where a story comes from: the run's events, the ends of its logs, and its watcher.
+
+What cannot be read is left out: an explanation with a gap is better than none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ctl import watcher
+from ctl.explain.prospects import Watching
+from ctl.explain.story import Event
+from ctl.roots import Run
+from fsworker.identity import RUNNING, Place, state_of
+from fsworker.protocol import layout
+
+EVENTS_READ = 4 << 20
+"""Bytes of the events that are searched, from the end."""
+_PLAIN = ("at", "by", "event", "host", "hosts")
+
+
+def events(run: Run, wanted: Callable[[dict[str, Any]], bool], most: int) -> list[Event]:
+    """The last `most` events that are `wanted`, oldest first."""
+    found = [Event(_text(e.get("at")), _words(e)) for e in _events(run) if wanted(e)]
+    return found[-most:]
+
+
+def about_host(host: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether an event concerns this host."""
+
+    def wanted(event: dict[str, Any]) -> bool:
+        hosts = event.get("hosts")
+        return event.get("host") == host or (isinstance(hosts, list) and host in hosts)
+
+    return wanted
+
+
+def last_lines(run: Run, path: str, most: int) -> list[str]:
+    """The last lines of a log under the root."""
+    text = _tail(run, path, 64 << 10).decode("utf-8", "replace")
+    return [line for line in text.splitlines() if line.strip()][-most:]
+
+
+def watching(run: Run) -> Watching:
+    """The run's watcher, as its identity file and this machine's processes tell."""
+    try:
+        who = watcher.read_identity(run.store)
+    except OSError:
+        return Watching()
+    if who is None:
+        return Watching()
+    where = f"pid {who.pid} on {who.host}"
+    state = state_of(who, Place.here(who.host))
+    if state == "unknown":
+        return Watching(where)
+    return Watching(where, True) if state in RUNNING else Watching()
+
+
+def _events(run: Run) -> Iterator[dict[str, Any]]:
+    for line in _tail(run, layout.EVENTS, EVENTS_READ).splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # cut by the bound, or damaged
+        if isinstance(event, dict):
+            yield event
+
+
+def _words(event: dict[str, Any]) -> str:
+    extra = ", ".join(f"{k} {_text(v)}" for k, v in event.items() if k not in _PLAIN)
+    what = f"{event.get('event', '?')} (by {event.get('by', '?')})"
+    return f"{what}: {extra}" if extra else what
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _tail(run: Run, path: str, size: int) -> bytes:
+    """The end of a file, from a fresh open: logs may be larger than what is read at once."""
+    try:
+        fd = os.open(run.store.path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    try:
+        return os.pread(fd, size, max(0, os.fstat(fd).st_size - size))
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
