@@ -134,6 +134,12 @@ def remove_tree(store: Store, folder: str, *, first: str | None = None) -> bool:
     return True
 
 
+def stamp(store: Store, rel: str) -> tuple[int, ...]:
+    """What changes when a file is replaced or written to: compare with an earlier one."""
+    found = os.lstat(store.path(rel))
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def last_change(store: Store, folder: str) -> float:
     """When anything in a folder was last written, by the file server's clock (epoch seconds)."""
     times = [os.lstat(store.path(folder)).st_mtime]

@@ -109,8 +109,9 @@ class Plan(_Record):
     """Who counts in a round and how, decided once; `rounds/<round>/plan.json`.
 
     `base` is the digest of the model that the round improves on (None: there is none yet),
-    `previous` the digest of the `merge.json` before. `refused` says why, by job; `missing` are
-    members without an upload.
+    `previous` the digest of the `merge.json` before, `state` that of the optimiser state that the
+    rule goes on from (None: anew). `refused` says why, by job; `missing` are members without an
+    upload.
     """
 
     group: str
@@ -122,6 +123,7 @@ class Plan(_Record):
     lora: str | None = None
     base: str | None = None
     previous: str | None = None
+    state: str | None = None
     refused: dict[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 
@@ -211,3 +213,31 @@ class Final(_Record):
     round: int
     folder: str
     digest: str
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """What an aggregator says of a group: `state` in one word, `why` in a sentence.
+
+    `state` is one of those of `rounds.Decision`, or `merging`, `finished`, `failed`.
+    """
+
+    round: int
+    state: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class AggregatorBeat(_Record):
+    """An aggregator's sign of life; `outbox/federation/.aggregator.json`. `seq` grows.
+
+    `beat_at` (epoch seconds by its own clock) is for people: nothing is decided by it.
+    """
+
+    host: str
+    pid: int
+    incarnation: str
+    seq: int
+    beat_at: float
+    groups: dict[str, GroupReport] = field(default_factory=dict)
+    stopped: bool = False
