@@ -9,7 +9,7 @@ no rule here matches parses to None and is ignored by every reader.
 
 from __future__ import annotations
 
-from fsworker.protocol.layout import groups, jobs
+from fsworker.protocol.layout import agents, groups, jobs
 from fsworker.protocol.layout.batches import (
     Outcome,
     Owner,
@@ -20,6 +20,9 @@ from fsworker.protocol.layout.batches import (
     dead_path,
     inbox_dir,
     inbox_path,
+    is_job,
+    job_of,
+    job_stream,
     outbox_dir,
     outcome,
     parse_claim_name,
@@ -88,6 +91,7 @@ __all__ = [
     "Outcome",
     "Owner",
     "Token",
+    "agents",
     "batch_id",
     "cancel_path",
     "claim_path",
@@ -100,6 +104,9 @@ __all__ = [
     "inbox_dir",
     "inbox_path",
     "is_foreign",
+    "is_job",
+    "job_of",
+    "job_stream",
     "jobs",
     "new_incarnation",
     "outbox_dir",
