@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ctl import units
+from ctl import slotterms, units
 from fsworker.errors import StorageError, UsageError
+from fsworker.protocol.records import slots
 
 FILE_NAME = "fleet.toml"
 DEFAULT_FUNCTION = "areal.reward.gsm8k.gsm8k_reward_fn"
@@ -87,7 +88,11 @@ SETTINGS: dict[str, Known] = {
     "group": Known(_text, help="group that shares the run root"),
     "task_timeout": Known(units.positive, help="seconds that one task may take"),
     "max_deaths": Known(units.count, 3, help="worker deaths before a task is given up"),
-    "slot_start": Known(_text, "fork", help="fork or spawn"),
+    "slot_start": Known(_text, "auto", help="fork or spawn; auto: spawn where GPUs are shared out"),
+    "slot_mem": Known(slots.size, help="memory that a slot may use"),
+    "gpus": Known(slots.gpus, help="GPUs that the slots of a worker share out"),
+    "slots_per_gpu": Known(units.count, help="slots that may share a GPU"),
+    "slot_async": Known(slotterms.coroutines, 1, help="coroutines that a slot runs at once"),
     "log_level": Known(_text, "INFO", help="log level of the workers"),
     "ready_timeout": Known(units.positive, 60.0, help="time for all workers to be ready"),
     "heartbeat_stale": Known(units.positive, 15.0, help="age at which a heartbeat is stale"),

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from ctl import units
+from ctl import slotterms, units
+from fsworker.protocol.records import slots
 
 
 class Read(click.ParamType[Any]):
@@ -31,6 +32,10 @@ DURATION = Read("duration", units.duration)
 POSITIVE = Read("duration", units.positive)
 COUNT = Read("number", units.count)
 ENV_PAIR = Read("name=value", units.env_pair)
+SIZE = Read("size", slots.size)
+GPUS = Read("gpus", slots.gpus)
+COROUTINES = Read("number", slotterms.coroutines)
+START = click.Choice(("auto", "fork", "spawn"))
 
 root_option = click.option(
     "--root",

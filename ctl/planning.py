@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from ctl import slotterms
 from ctl.config import Config
 from ctl.hosts import Allowed
 from ctl.launchers import LAUNCHERS
@@ -22,7 +23,7 @@ from ctl.roots import Run
 from ctl.workers import choose_workers, count_shards
 from fsworker import errors, patterns
 from fsworker.errors import Refused, UsageError
-from fsworker.protocol.records.run import LaunchMeta, Manifest
+from fsworker.protocol.records.run import LOG_LEVELS, LaunchMeta, Manifest, WorkerSpec
 
 _FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*(?:[.:][^\W\d]\w*)(?:\.[^\W\d]\w*)*")
 _TIMEOUTS = ("connect_timeout", "start_timeout", "command_timeout")
@@ -73,8 +74,9 @@ def make(
         return config.pick(name, wish.flags.get(name))
 
     launcher = check_choice("launcher", pick("launcher"), tuple(LAUNCHERS))
+    usual = WorkerSpec("", 0, pick("concurrency"), slotterms.usual(pick))
     workers = choose_workers(
-        wish.workers_json, wish.hosts, wish.shard_count, allowed, pick("concurrency"), launcher
+        wish.workers_json, wish.hosts, wish.shard_count, allowed, usual, launcher
     )
     shard_count = count_shards(workers, wish.shard_count)
     functions = check_functions(wish.functions or config.get("fn"))
@@ -92,7 +94,7 @@ def make(
         group=pick("group") or (before.manifest.group if before else None),
         task_timeout=pick("task_timeout"),
         max_deaths=pick("max_deaths"),
-        slot_start=check_choice("slot_start", pick("slot_start"), ("fork", "spawn")),
+        slot_start=check_choice("slot_start", pick("slot_start"), ("auto", "fork", "spawn")),
     )
     launches = dict(before.meta.launches) if before and before.meta else {}
     for worker in workers:
@@ -154,10 +156,10 @@ FLAGS = (
     "repo",
     "group",
     "log_level",
+    "slot_start",
+    *slotterms.NAMES,
 )
 """The options of `start` that override the setting of the same name."""
-
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> str:

@@ -107,8 +107,9 @@ def _new(
             f"(0 to {meta.shard_count - 1}), and their number never changes",
             host=name,
         )
-    usual = Counter(w.concurrency for w in meta.workers).most_common(1)[0][0]
-    return WorkerSpec(name, shard, concurrency or usual)
+    kinds = Counter((w.concurrency, w.slots) for w in meta.workers)
+    usual, slots = kinds.most_common(1)[0][0]
+    return WorkerSpec(name, shard, concurrency or usual, slots)
 
 
 def _known(known: dict[str, WorkerSpec], name: str) -> WorkerSpec:

@@ -44,6 +44,12 @@ class HostStatus:
         """Whether the worker beats, is ready, and is who it should be."""
         return self.reason == "ok"
 
+    @property
+    def gpus(self) -> list[str]:
+        """The GPUs of each slot, as a mask each; none where slots share out none."""
+        found = self.beat.inventory.get("slot_gpus") if self.beat else None
+        return [str(mask) for mask in found] if isinstance(found, list) else []
+
     def fields(self) -> dict[str, Any]:
         """The host's JSON object."""
         beat = self.beat
@@ -59,6 +65,7 @@ class HostStatus:
             "state": self.state,
             "words": self.words,
             "shard": self.shard,
+            "gpus": self.gpus,
             "clock_skew_s": None if self.skew is None else round(self.skew, 3),
             "raw": self.raw,
         }

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from ctl import slotterms
 from ctl.hosts import Allowed, Host, names_of
 from fsworker.errors import UsageError
 from fsworker.protocol.records.run import MOST_SLOTS, WorkerSpec
@@ -23,21 +25,24 @@ def choose_workers(
     hosts: str | None,
     shard_count: int | None,
     allowed: Allowed,
-    concurrency: int,
+    usual: WorkerSpec,
     launcher: str,
 ) -> tuple[WorkerSpec, ...]:
-    """The workers that were asked for, on hosts that are allowed, each host once."""
-    if concurrency > MOST_SLOTS:
-        raise UsageError(f"--concurrency must be {MOST_SLOTS} at most, not {concurrency}")
+    """The workers that were asked for, on hosts that are allowed, each host once.
+
+    They are as `usual`, but for host and shard, where nothing else is said.
+    """
+    if usual.concurrency > MOST_SLOTS:
+        raise UsageError(f"--concurrency must be {MOST_SLOTS} at most, not {usual.concurrency}")
     if workers_json and hosts:
         raise UsageError("--workers-json and --hosts both say where workers run: give one of them")
     if workers_json:
-        found = parse_workers(workers_json, concurrency)
+        found = parse_workers(workers_json, usual)
     else:
         names = _names(hosts, allowed, launcher)
         # Hosts beyond a given count share shards; without one, or by default, each has its own.
         turn = shard_count if hosts and shard_count else len(names)
-        found = [WorkerSpec(name, i % turn, concurrency) for i, name in enumerate(names)]
+        found = [replace(usual, host=name, shard=i % turn) for i, name in enumerate(names)]
     return tuple(_allowed_once(found, allowed, launcher))
 
 
@@ -73,10 +78,10 @@ def _allowed_once(
                 f"(Host {host.name}, User …, Port …), and only the name here",
                 host=host.name,
             )
-        yield WorkerSpec(host.name, worker.shard, worker.concurrency)
+        yield replace(worker, host=host.name)
 
 
-def parse_workers(text: str, concurrency: int) -> list[WorkerSpec]:
+def parse_workers(text: str, usual: WorkerSpec) -> list[WorkerSpec]:
     """Workers from JSON text, or from the file that `text` names."""
     source = "--workers-json"
     if not text.lstrip().startswith(("[", "{")):
@@ -87,7 +92,7 @@ def parse_workers(text: str, concurrency: int) -> list[WorkerSpec]:
         raise UsageError(f"{source} is not valid JSON: {error}") from None
     if not isinstance(items, list) or not items:
         raise UsageError(f"{source} must be a list of workers, with at least one")
-    return [_worker(item, i, source, concurrency) for i, item in enumerate(items)]
+    return [_worker(item, i, source, usual) for i, item in enumerate(items)]
 
 
 def _read(path: str) -> str:
@@ -99,7 +104,7 @@ def _read(path: str) -> str:
         raise UsageError(f"--workers-json: cannot read {path!r}: {reason}", path=path) from None
 
 
-def _worker(item: Any, index: int, source: str, concurrency: int) -> WorkerSpec:
+def _worker(item: Any, index: int, source: str, usual: WorkerSpec) -> WorkerSpec:
     where = f"{source}: worker {index}"
     if not isinstance(item, dict):
         raise UsageError(f"{where} must be an object with host and shard, not {item!r:.60}")
@@ -110,10 +115,11 @@ def _worker(item: Any, index: int, source: str, concurrency: int) -> WorkerSpec:
     if len(names) != 1:
         raise UsageError(f"{where}: field 'host' must be one host, not {host!r}")
     shard = _number(item.get("shard", index), f"{where}: field 'shard'", 0)
-    slots = _number(item.get("concurrency", concurrency), f"{where}: field 'concurrency'", 1)
+    given = item.get("concurrency", usual.concurrency)
+    slots = _number(given, f"{where}: field 'concurrency'", 1)
     if slots > MOST_SLOTS:
         raise UsageError(f"{where}: field 'concurrency' must be {MOST_SLOTS} at most, not {slots}")
-    return WorkerSpec(names[0], shard, slots)
+    return WorkerSpec(names[0], shard, slots, slotterms.own(item, where, usual.slots))
 
 
 def _number(value: Any, what: str, least: int) -> int:

@@ -5,14 +5,27 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import click
 
 import fsworker
 from fsworker.errors import FleetError, UsageError
-from fsworker.protocol.records.run import MOST_SLOTS
+from fsworker.protocol.records.run import LOG_LEVELS, MOST_SLOTS
+from fsworker.protocol.records.slots import MOST_COROUTINES, SlotTerms, gpus, size
 
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+def _read(read: Callable[[object], Any]) -> Callable[..., Any]:
+    """A callback that reads an option by a function that raises ValueError with a sentence."""
+
+    def convert(_: click.Context, param: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else read(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param=param) from None
+
+    return convert
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,6 +45,15 @@ def cli() -> None:
     show_default=True,
     help="Slots.",
 )
+@click.option("--slot-mem", callback=_read(size), metavar="SIZE", help="Memory of a slot, as 2G.")
+@click.option("--gpus", callback=_read(gpus), metavar="N|LIST", help="GPUs for the slots.")
+@click.option("--slots-per-gpu", type=click.IntRange(1), help="Slots that may share a GPU.")
+@click.option(
+    "--slot-async",
+    type=click.IntRange(1, MOST_COROUTINES),
+    default=1,
+    help="Coroutines that a slot runs at once.",
+)
 @click.option("--launch", type=click.IntRange(0), default=None, help="Number of this launch.")
 @click.option(
     "--grace",
@@ -42,7 +64,7 @@ def cli() -> None:
 )
 @click.option(
     "--log-level",
-    type=click.Choice(_LEVELS, case_sensitive=False),
+    type=click.Choice(LOG_LEVELS, case_sensitive=False),
     default="INFO",
     show_default=True,
 )
@@ -51,6 +73,10 @@ def run(
     shard: int,
     host: str,
     concurrency: int,
+    slot_mem: int | None,
+    gpus: str | None,
+    slots_per_gpu: int | None,
+    slot_async: int,
     launch: int | None,
     grace: float,
     log_level: str,
@@ -72,7 +98,8 @@ def run(
     if not os.path.isabs(root):
         raise UsageError(f"--root {root!r} must be an absolute path")
     number = launch if launch is not None else _launch_from_environment()
-    options = Options(root, shard, host, concurrency, number, grace)
+    terms = SlotTerms(slot_mem, gpus, slots_per_gpu, slot_async)
+    options = Options(root, shard, host, concurrency, number, grace, terms)
     code = Worker(options).run()
     if code:
         sys.exit(code)

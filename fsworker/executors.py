@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import importlib
 import selectors
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from fsworker.protocol.records.slots import SlotTerms
 from fsworker.slots.backlog import Work
 
 TASKS = "tasks"
@@ -33,6 +34,10 @@ class Setting:
     inherits: bool = False
     allow: tuple[str, ...] = ()
     """Patterns of functions that tasks may call besides."""
+    terms: SlotTerms = field(default_factory=SlotTerms)
+    """What each slot gets."""
+    slot_env: Sequence[Mapping[str, str]] = ()
+    """The environment of each slot, beside `env`, which is that of all."""
 
 
 class Executor(Protocol):

@@ -32,6 +32,7 @@ from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import Owner
 from fsworker.protocol.ledger import Expelled
 from fsworker.protocol.records.run import HostIdentity, Manifest
+from fsworker.slots import devices
 from fsworker.slots.backlog import Work
 from fsworker.slots.main import inherit_orphans
 
@@ -81,7 +82,7 @@ class Worker:
     # -- the beginning
 
     def _open(self, manifest: Manifest) -> None:
-        options = self._options
+        options, setting = self._options, self._setting(manifest)
         self._kept = [hostlock.hold(self._store.root, manifest.run_id, options.host)]
         self._kept += surroundings.listen(self._selector, self._on_signal, self._on_wrapper_gone)
         inherit_orphans()
@@ -96,14 +97,6 @@ class Worker:
                 )
         except OSError as error:
             raise storage_error(error, "write to", self._store.root) from error
-        setting = Setting(
-            options.concurrency,
-            admission.function_names(manifest),
-            manifest.task_timeout,
-            manifest.slot_start,
-            inherits=True,
-            allow=manifest.allow,
-        )
         self._executor: Executor = executors.open_executor(executors.TASKS, setting, self._selector)
         self._intake = Intake(self._store, manifest, options.host, options.shard)
         self._custody = Custody(
@@ -116,6 +109,22 @@ class Worker:
         )
         self._cancelling = Cancelling(self._store, self._executor)
         self._neighbours = Neighbours(self._store, options.host, self._intake)
+
+    def _setting(self, manifest: Manifest) -> Setting:
+        """What the executor is told. Refused for slots that cannot be as they were asked for."""
+        options = self._options
+        found, slot_env = devices.plan(options.slots, options.concurrency, os.environ)
+        self._pulse.inventory.update(devices.inventory(found, slot_env))
+        return Setting(
+            options.concurrency,
+            admission.function_names(manifest),
+            manifest.task_timeout,
+            devices.start_method(manifest.slot_start, found),
+            inherits=True,
+            allow=manifest.allow,
+            terms=options.slots,
+            slot_env=slot_env,
+        )
 
     def _refuse(self, error: FleetError) -> None:
         """Say in the heartbeat why this worker does not run, for whoever waits for it."""

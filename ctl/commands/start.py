@@ -21,7 +21,16 @@ from ctl import (
 )
 from ctl.commands.restart_host import complain
 from ctl.commands.stop import stop_run
-from ctl.params import COUNT, ENV_PAIR, POSITIVE, json_option
+from ctl.params import (
+    COROUTINES,
+    COUNT,
+    ENV_PAIR,
+    GPUS,
+    POSITIVE,
+    SIZE,
+    START,
+    json_option,
+)
 from ctl.planning import Plan, Wish
 from ctl.session import Session
 from fsworker.errors import FleetError, NotRunning, Refused, StorageError, UsageError
@@ -56,6 +65,11 @@ from fsworker.errors import FleetError, NotRunning, Refused, StorageError, Usage
 @click.option("--hosts", metavar="SET", help="Hosts, as in node[01-16,20] [default: all allowed].")
 @click.option("--shard-count", type=COUNT, help="Shards [default: highest shard + 1].")
 @click.option("--concurrency", type=COUNT, help="Slots of a worker [default: 48].")
+@click.option("--slot-mem", type=SIZE, metavar="SIZE", help="Memory that a slot may use, as 2G.")
+@click.option("--gpus", type=GPUS, metavar="N|LIST", help="GPUs that a worker's slots share out.")
+@click.option("--slots-per-gpu", type=COUNT, help="Slots that may share a GPU [default: 1].")
+@click.option("--slot-async", type=COROUTINES, metavar="N", help="Coroutines of a slot at once.")
+@click.option("--slot-start", type=START, help="How slots start [default: spawn with GPUs].")
 @click.option("--ready-timeout", type=POSITIVE, help="Time for all to be ready [default: 60s].")
 @click.option(
     "--heartbeat-stale", type=POSITIVE, help="Age at which a heartbeat is stale [default: 15s]."

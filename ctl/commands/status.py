@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import click
@@ -74,9 +75,11 @@ def _table(run: roots.Run, look: statusview.Look) -> None:
     total = look.totals()
     print(f"run {run.manifest.run_id} at {run.root} ({run.source}): {look.state}")
     rows = [_row(host) for host in look.hosts]
-    render.table(
-        ("host", "state", "reason", "age", "shard", "slots", "done", "failed", "skew", "note"), rows
-    )
+    head = ("host", "state", "reason", "age", "shard", "slots", "done", "failed", "skew", "note")
+    render.table(head, rows)
+    for host in look.hosts:
+        if host.gpus:
+            print(f"  GPUs of the slots of {render.clean(host.host)}: {_gpus(host.gpus)}")
     print(
         f"{total['ok']} of {total['hosts']} ok; {total['pending']} batches pending, "
         f"{total['claimed']} claimed; {total['done']} tasks done and {total['failed']} failed "
@@ -89,6 +92,11 @@ def _table(run: roots.Run, look: statusview.Look) -> None:
             )
     for name in look.strangers:
         print(f"  status/{name} belongs to no host of this run")
+
+
+def _gpus(masks: list[str]) -> str:
+    """Each slot's devices; slots that see the same ones are told together."""
+    return render.clean("; ".join(f"{n} x {m}" if n > 1 else m for m, n in Counter(masks).items()))
 
 
 def _row(host: statusview.HostStatus) -> tuple[object, ...]:

@@ -41,6 +41,7 @@ class Pulse:
     def __init__(self, store: Store, owner: Owner, launch: int, shard: int) -> None:
         self.owner = owner
         self.counters = Counters()
+        self.inventory: dict[str, Any] = {}
         self._store = store
         self._seq = 0
         self._trouble = False
@@ -77,6 +78,7 @@ class Pulse:
             failed=counted.failed,
             timeouts=counted.timeouts,
             last_progress=None if progress is None else round(time.monotonic() - progress, 3),
+            inventory=self.inventory,
             **self._fixed,
             **state,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from fsworker.protocol.records.slots import SlotTerms
 
 
 @dataclass(frozen=True)
@@ -15,3 +17,4 @@ class Options:
     concurrency: int
     launch: int = 0
     grace: float = 10.0
+    slots: SlotTerms = field(default_factory=SlotTerms)

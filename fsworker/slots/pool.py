@@ -71,7 +71,9 @@ class SlotPool:
         inherits: bool = False,
         spared: Callable[[], set[int]] = set,
         allow: Sequence[str] = (),
+        slot_env: Sequence[Mapping[str, str]] = (),
     ) -> None:
+        self._slot_env = slot_env
         self._names, self._listener, self._selector = names, listener, selector
         self._allow = allow
         self._start, self._env = start, dict(env or {})
@@ -195,7 +197,8 @@ class SlotPool:
 
     def _start_slot(self, slot: Slot) -> None:
         with slot.connect(self._selector, self._serve) as theirs:
-            if self._link is None or not self._link.order_start(slot.number, {}, theirs):
+            env = self._slot_env[slot.number] if self._slot_env else {}
+            if self._link is None or not self._link.order_start(slot.number, env, theirs):
                 slot.disconnect(self._selector)
                 slot.clear()
 

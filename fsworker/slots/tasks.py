@@ -51,6 +51,7 @@ class TaskExecutor:
             env=setting.env,
             inherits=setting.inherits,
             allow=setting.allow,
+            slot_env=setting.slot_env,
         )
 
     @property

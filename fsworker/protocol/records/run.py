@@ -26,6 +26,10 @@ MOST_SLOTS = 4096
 """Slots that a worker may have; a start refuses more before it contacts anybody."""
 
 
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+"""Those of a worker, in the words of everybody who passes one on."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """One worker as asked for: the allowed name of its host, its home shard, its slots.
@@ -60,7 +64,7 @@ class Manifest(_Record):
     group: str | None = None
     task_timeout: float | None = None
     max_deaths: int = 3
-    slot_start: str = "fork"
+    slot_start: str = "auto"
     allow: tuple[str, ...] = ()
 
 
