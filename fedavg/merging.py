@@ -8,41 +8,40 @@ on one kind of CPU). Memory grows with neither the size of a model nor their num
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-from fedavg.checkpoint import Checkpoint
-from fedavg.policy import Policy
+from fedavg.checkpoint import Checkpoint, Writer
+from fedavg.engine import nearness, preparing, products
+from fedavg.engine.crew import work_off
+from fedavg.engine.digests import digest_of
+from fedavg.engine.faults import culprit
+from fedavg.engine.pieces import pieces
+from fedavg.engine.piecework import Inputs, Merger, NotFinite
+from fedavg.engine.preparing import Contribution
+from fedavg.engine.statefile import StateWriter
+from fedavg.policy import Action, Policy
 from fedavg.rule import Rule
+from fsworker.errors import UsageError
+
+__all__ = ["THREADS", "Contribution", "Merged", "merge"]
+
+log = logging.getLogger(__name__)
 
 THREADS = 2
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """One participant's part in a merge.
-
-    `name` is the participant's id: it orders the contributions, and errors name it. `weight` is its
-    sample count; None when nobody counted; with 0 it takes no part. `base` is the model that it
-    started from, if that is not the round's: its change since then is what counts, so that it
-    enters as x + (model − base). `staleness` is how many rounds older that base is (FedBuff).
-    """
-
-    name: str
-    checkpoint: Checkpoint
-    weight: float | None = None
-    base: Checkpoint | None = None
-    staleness: int = 0
 
 
 @dataclass(frozen=True)
 class Merged:
     """What a merge has written.
 
-    `digest` is the SHA-256 of the output, `state_digest` that of the optimiser state (None for a
-    rule without). `weights` holds the share of each contribution in a weighted mean, by name, 1 in
-    sum; one that is not in it took no part (weight 0, or not chosen by Krum). `scores` is empty but
-    for Krum: each contribution's, smaller is nearer to the others.
+    `digest` is the SHA-256 of the output (of a folder: that of `records.artifact.tree_digest`),
+    `state_digest` that of the optimiser state (None for a rule without); both are empty where
+    nobody asked for them. `weights` holds the share of each contribution, by name, 1 in sum; one
+    that is not in it took no part (weight 0, or not chosen by Krum). `scores` is empty but for
+    Krum: each contribution's, smaller is nearer to the others.
     """
 
     digest: str
@@ -61,6 +60,7 @@ def merge(
     state_out: str | None = None,
     policy: Policy | None = None,
     threads: int = THREADS,
+    digests: bool = True,
 ) -> Merged:
     """Apply `rule` to `inputs` and write the merged checkpoint to the file or folder `out`.
 
@@ -68,10 +68,66 @@ def merge(
     and so does a contribution with a base of its own. `state_in` is the optimiser state that the
     previous round wrote to its `state_out`; None starts anew. A rule with state needs `state_out`.
     `out` and `state_out` must not exist; they are complete and on disk when this returns, and gone
-    when it raises. The output has the format, keys and dtypes of the inputs.
+    when it raises. The output has the format, keys and dtypes of the inputs, of which the first by
+    name gives what the policy does not merge. Without `digests` the output is not read again.
 
     Raises `Unmergeable` (exit code 5), which names participant and key, for keys, shapes or dtypes
     that differ, for values that are not finite, for LoRA factors without a choice; UsageError for
-    weights and rules that cannot be; StorageError for what the filesystem refuses.
+    weights and rules that cannot be; DamagedCheckpoint for a file that was cut meanwhile;
+    StorageError for what the filesystem refuses.
     """
-    raise NotImplementedError
+    policy = policy or Policy()
+    if rule.kind.state and state_out is None:
+        raise UsageError(f"{rule.name} keeps an optimiser state: say where it is written")
+    taking_part = preparing.inputs_of(rule, inputs, base, state_in)
+    actions = preparing.actions_of(rule, taking_part, policy)
+    scores: dict[str, float] = {}
+    try:
+        if rule.kind.choose is not None:
+            taking_part, scores = nearness.choose(rule, taking_part, actions, threads)
+        kept = _write(rule, taking_part, actions, out, state_out, policy, threads)
+    except NotFinite as error:
+        raise culprit(error.piece, taking_part, rule) from error
+    total = sum(taking_part.weights)
+    weights = {n: w / total for n, w in zip(taking_part.names, taking_part.weights, strict=True)}
+    return Merged(
+        digest_of(out) if digests else "",
+        (digest_of(kept) if digests else "") if kept else None,
+        weights,
+        scores,
+    )
+
+
+def _write(
+    rule: Rule,
+    inputs: Inputs,
+    actions: dict[str, Action],
+    out: str,
+    state_out: str | None,
+    policy: Policy,
+    threads: int,
+) -> str | None:
+    """Merge into the two files; the path of the state if there is one."""
+    entries = inputs.models[0].entries
+    pairs = products.pairs(entries, inputs, policy)
+    by_piece = {k: a for k, a in actions.items() if k not in pairs.factors}
+    read = len(inputs.models) + len(inputs.bases) + len(rule.kind.state) + (inputs.base is not None)
+    work = pieces(entries, by_piece, read)
+    with ExitStack() as stack:
+        state = None
+        if rule.kind.state and state_out is not None:
+            moved = [key for key, action in actions.items() if action == "rule"]
+            state = StateWriter(state_out, rule, entries, moved)
+            stack.push(state.end)
+        replace = preparing.largest_numbers(inputs, policy)
+        writer = stack.enter_context(Writer.create(out, inputs.models[0], replace=replace))
+        put_state = state.write if state else _no_state
+        work_off(work, lambda: Merger(rule, inputs, writer.write, put_state), threads)
+        pairs.merge(inputs, writer.write, threads)
+        if state:
+            state.close()
+    return state.path if state else None
+
+
+def _no_state(value: str, key: str, start: int, buffer: memoryview) -> None:
+    raise AssertionError("a rule without state has written one")

@@ -1,0 +1,56 @@
+"""How a merge is cut into pieces of work: by the inputs alone, never by who works on it. Pure.
+
+A piece is a range of one tensor that fits into a worker's buffer for all inputs together. Within
+it a rule is applied block by block, since sums in float64 are fastest while they fit into the
+processor's caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fedavg.formats.base import Entry
+from fedavg.policy import Action
+
+CHUNK = 8 << 20
+"""Bytes that a worker reads for one piece, over all inputs together."""
+
+SMALLEST = 64 << 10
+"""Bytes of one input that are read at least, however many inputs there are."""
+
+BLOCK = 1 << 19
+"""Elements of all models together that a rule is applied to at once: 4 MiB as float64."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements [start, stop) of one tensor, and what is done with them."""
+
+    key: str
+    start: int
+    stop: int
+    action: Action
+
+
+def pieces(
+    entries: Mapping[str, Entry], actions: Mapping[str, Action], inputs: int, chunk: int = CHUNK
+) -> list[Piece]:
+    """All pieces of the entries that have an action, in their order.
+
+    `inputs` is how many tensors are read at once: models, bases, state.
+    """
+    found = []
+    for key, action in actions.items():
+        entry = entries[key]
+        size = entry.itemsize
+        step = max(chunk // inputs, SMALLEST) // size
+        count = entry.nbytes // size
+        found += [Piece(key, a, min(a + step, count), action) for a in range(0, count, step)]
+    return found
+
+
+def blocks(count: int, models: int) -> Iterator[slice]:
+    """The blocks of a piece of `count` elements, for that many models."""
+    step = max(BLOCK // models, 4096)
+    return (slice(a, min(a + step, count)) for a in range(0, count, step))

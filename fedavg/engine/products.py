@@ -1,0 +1,81 @@
+"""Merging pairs of LoRA factors as wholes: they are small, and cannot be merged in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedavg.agreement import Unmergeable
+from fedavg.arithmetic import narrow
+from fedavg.engine.crew import work_off
+from fedavg.engine.lora import mean_of_products
+from fedavg.engine.pieces import Piece
+from fedavg.engine.piecework import Inputs, NotFinite, Put, fits, is_finite
+from fedavg.engine.reading import Reader, bytes_of
+from fedavg.formats.base import Checkpoint, Entry
+from fedavg.formats.keys import LORA, lora_pairs
+from fedavg.policy import Policy
+from fsworker.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs (key of A, key of B) that are merged by their product, if that was asked for."""
+
+    found: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def factors(self) -> frozenset[str]:
+        """All keys of them."""
+        return frozenset(key for pair in self.found for key in pair)
+
+    def merge(self, inputs: Inputs, put: Put, threads: int) -> None:
+        """Merge all pairs and write them. NotFinite."""
+        work_off(self.found, lambda: _merger(inputs, put), threads)
+
+
+def pairs(entries: Mapping[str, Entry], inputs: Inputs, policy: Policy) -> Pairs:
+    """The pairs of a checkpoint, if the policy wants their products.
+
+    Unmergeable for a factor without a partner; UsageError where participants have bases of their
+    own, since what changed in a product is not a product of what changed.
+    """
+    if policy.lora != "product":
+        return Pairs()
+    found = Pairs(tuple(lora_pairs(entries).values()))
+    for key in entries:
+        if any(mark in f".{key}." for mark in LORA) and key not in found.factors:
+            raise Unmergeable(f"{key} is a LoRA factor without its partner", key=key)
+    if inputs.bases:
+        raise UsageError("the product of LoRA factors cannot be moved from one base to another")
+    return found
+
+
+def _merger(inputs: Inputs, put: Put) -> Callable[[tuple[str, str]], None]:
+    def merge(pair: tuple[str, str]) -> None:
+        a, b = (_whole(inputs.models, key) for key in pair)
+        merged = mean_of_products(list(zip(a, b, strict=True)), inputs.weights)
+        for key, old, value in zip(pair, (a[0], b[0]), merged, strict=True):
+            out = torch.empty_like(old)
+            if not fits(value, out.dtype):
+                raise NotFinite(_piece(key, out))
+            narrow(value.contiguous(), out)
+            put(key, 0, bytes_of(out))
+
+    return merge
+
+
+def _whole(models: tuple[Checkpoint, ...], key: str) -> list[Tensor]:
+    """The whole tensor from each model, in buffers of its own."""
+    entry = models[0].entries[key]
+    rows = Reader().rows(key, models, key, 0, entry.nbytes // entry.itemsize)
+    if not is_finite(rows):
+        raise NotFinite(_piece(key, rows[0]))
+    return [row.view(entry.shape) for row in rows]
+
+
+def _piece(key: str, values: Tensor) -> Piece:
+    return Piece(key, 0, values.numel(), "mean")
