@@ -49,9 +49,8 @@ def join(key: str, part: object) -> str:
     return f"{key}.{text}" if key else text
 
 
-def key_of(path: Path) -> str:
-    """The key of the leaf at `path`."""
-    key = ""
+def key_of(path: Path, key: str = "") -> str:
+    """The key of the leaf at `path` below `key`."""
     for part in path:
         key = join(key, part)
     return key
@@ -62,8 +61,10 @@ def spelling(path: Path) -> str:
     return "".join(f"[{part!r}]" for part in path)
 
 
-def leaves(tree: object, children: Tree, where: str) -> Iterator[tuple[str, Path, object]]:
-    """(key, path, leaf) of every leaf in the order of the file.
+def leaves(
+    tree: object, children: Tree, where: str, top: str = ""
+) -> Iterator[tuple[str, Path, object]]:
+    """(key, path, leaf) of every leaf in the order of the file, keys below `top`.
 
     `children(node)` gives (part, child) pairs, or None for a leaf. `where` is
     the file's name. Raises UnsupportedCheckpoint for what is nested too deep or too large, and for
@@ -71,7 +72,7 @@ def leaves(tree: object, children: Tree, where: str) -> Iterator[tuple[str, Path
     """
     seen: dict[str, Path] = {}
     total = 0
-    for key, path, leaf in _walk(tree, children, where):
+    for key, path, leaf in _walk(tree, children, where, top):
         if key in seen:
             raise UnsupportedCheckpoint(
                 where,
@@ -85,10 +86,10 @@ def leaves(tree: object, children: Tree, where: str) -> Iterator[tuple[str, Path
         yield key, path, leaf
 
 
-def _walk(tree: object, children: Tree, where: str) -> Iterator[tuple[str, Path, object]]:
+def _walk(tree: object, children: Tree, where: str, top: str) -> Iterator[tuple[str, Path, object]]:
     """Depth first with a stack of our own; empty containers have no leaf but cost a step each."""
     steps = 0
-    stack: list[tuple[str, Path, object]] = [("", (), tree)]
+    stack: list[tuple[str, Path, object]] = [(top, (), tree)]
     while stack:
         key, path, node = stack.pop()
         steps += 1

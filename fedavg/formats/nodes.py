@@ -61,6 +61,12 @@ class Tensor:
     parameter: bool = False
 
 
+def is_key(value: object) -> bool:
+    """Whether a dict may have this key: a plain value, or a tuple of them."""
+    values = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(v, PLAIN) for v in values)
+
+
 class _Attributes:
     def __repr__(self) -> str:
         return "<attributes>"

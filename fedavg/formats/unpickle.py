@@ -14,7 +14,7 @@ from typing import Any
 
 from fedavg.formats import admitted
 from fedavg.formats.errors import DamagedCheckpoint, UnsafeCheckpoint, UnsupportedCheckpoint
-from fedavg.formats.nodes import Call, Table
+from fedavg.formats.nodes import Call, Table, is_key
 
 MAX_PICKLE = 64 << 20
 """Bytes. Tensors take about 200 each in a pickle, so this is some 300,000 of them."""
@@ -140,6 +140,9 @@ class _Machine:
         table = self.top()
         if not isinstance(table, Table) or len(flat) % 2:
             raise ValueError(f"it sets an item of a {type(table).__name__}")
+        odd = next((key for key in flat[::2] if not is_key(key)), None)
+        if odd is not None:
+            raise admitted.NotMerged(f"it has a dict with a {type(odd).__name__} for a key")
         table.items.update(zip(flat[::2], flat[1::2], strict=True))
 
     def additems(self, _: None) -> None:

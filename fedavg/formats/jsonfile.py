@@ -1,0 +1,157 @@
+"""`.json`: what an agent without a network saves, such as a greedy or a random one.
+
+An object of numbers and lists, nested at will. A list of numbers, or of lists of one length each,
+is a tensor: int64 if all of its numbers are integers, else float64. A number with a fraction or an
+exponent (`0.5`, `1.0`) is a tensor of its own. Integers, strings, true, false and null are none.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from fedavg.formats import keys
+from fedavg.formats.base import Checkpoint, Entry, Plan
+from fedavg.formats.contents import Put, Region
+from fedavg.formats.errors import UnsupportedCheckpoint
+from fedavg.formats.jsontext import parse
+from fedavg.formats.source import Source
+
+MAX_FILE = 64 << 20
+MAX_DIMENSIONS = 32
+CODES = {"float64": "d", "int64": "q"}
+
+
+def open_json(source: Source) -> Checkpoint:
+    """A JSON checkpoint; it is read at once, so that its size is limited to 64 MiB."""
+    if source.size > MAX_FILE:
+        raise UnsupportedCheckpoint(
+            source.path, f"it is JSON of {source.size} bytes; save tensors as safetensors"
+        )
+    tree = parse(source.read(0, source.size), "it", source.path)
+    source.close()
+    entries: dict[str, Entry] = {}
+    rest: dict[str, object] = {}
+    for key, path, leaf in keys.leaves(tree, _children, source.path):
+        if isinstance(leaf, (list, float)):
+            entries[key] = _entry(key, path, leaf, source.path)
+        else:
+            rest[key] = leaf
+
+    def plan(replace: Mapping[str, object]) -> Plan:
+        json.dumps(dict(replace), allow_nan=False)  # now, rather than when all is merged
+        regions = {key: _Kept(key, entry.nbytes) for key, entry in entries.items()}
+        content = _Document(tree, entries, regions, replace)
+        return Plan({"": content}, regions, dict.fromkeys(regions, ""))
+
+    return Checkpoint(source.path, "json", entries, rest, _read, source.close, plan)
+
+
+def _read(entry: Entry, start: int, stop: int, buffer: memoryview) -> None:
+    buffer[:] = entry.place[start:stop]
+
+
+def _children(node: object) -> Iterator[tuple[object, object]] | None:
+    if isinstance(node, dict):
+        return iter(node.items())
+    if isinstance(node, list) and _shape(node) is None:
+        return enumerate(node)
+    return None
+
+
+def _shape(node: object, depth: int = 0) -> tuple[int, ...] | None:
+    """The shape of a number or of a regular list of numbers, None for anything else."""
+    if type(node) in (int, float):
+        return ()
+    if not isinstance(node, list) or not node or depth > MAX_DIMENSIONS:
+        return None
+    first = _shape(node[0], depth + 1)
+    if first is None or any(_shape(child, depth + 1) != first for child in node[1:]):
+        return None
+    return (len(node), *first)
+
+
+def _flat(node: object) -> Iterator[int | float]:
+    if isinstance(node, list):
+        for child in node:
+            yield from _flat(child)
+    else:
+        assert isinstance(node, (int, float))
+        yield node
+
+
+def _entry(key: str, path: keys.Path, leaf: object, where: str) -> Entry:
+    shape, numbers = _shape(leaf), list(_flat(leaf))
+    assert shape is not None
+    dtype = "int64" if all(type(n) is int for n in numbers) else "float64"
+    try:
+        data = struct.pack(f"<{len(numbers)}{CODES[dtype]}", *numbers)
+    except (struct.error, OverflowError):
+        raise UnsupportedCheckpoint(where, f"{key!r:.200} has a number beyond {dtype}") from None
+    return Entry(key, keys.spelling(path), dtype, shape, len(data), 8, key, data)
+
+
+class _Kept(Region):
+    """A tensor that stays in memory until the document can be written."""
+
+    def __init__(self, name: str, size: int) -> None:
+        super().__init__(name, size, sums=False)
+        self.data = bytearray(size)
+
+    def write(self, put: Put, start: int, data: memoryview) -> None:
+        """As `Region.write`, but nothing reaches the file."""
+        super().write(self._keep, start, data)
+
+    def _keep(self, offset: int, data: bytes | memoryview) -> None:
+        self.data[offset : offset + len(data)] = data
+
+
+class _Document:
+    """The file, which has its bytes only when all tensors have theirs."""
+
+    size = 0
+
+    def __init__(
+        self,
+        tree: dict[str, Any],
+        entries: Mapping[str, Entry],
+        regions: Mapping[str, _Kept],
+        replace: Mapping[str, object],
+    ) -> None:
+        self._tree, self._entries = tree, entries
+        self._regions, self._replace = regions, replace
+
+    def place(self, offset: int) -> None:
+        """See Content."""
+
+    def finish(self, put: Put) -> int:
+        """Write it. ValueError where a tensor has no bytes, or is not finite."""
+        for region in self._regions.values():
+            region.finish(put)
+        value = self._value(self._tree, "")
+        put(0, json.dumps(value, allow_nan=False).encode("ascii") + b"\n")
+        return 0
+
+    def _value(self, node: object, key: str) -> object:
+        inside = _children(node)
+        if inside is None:
+            return self._leaf(node, key)
+        below = {part: self._value(child, keys.join(key, part)) for part, child in inside}
+        return below if isinstance(node, dict) else list(below.values())
+
+    def _leaf(self, node: object, key: str) -> object:
+        entry = self._entries.get(key)
+        if entry is None:
+            return self._replace.get(key, node)
+        code = f"<{prod(entry.shape)}{CODES[entry.dtype]}"
+        return _nested(list(struct.unpack(code, self._regions[key].data)), entry.shape)
+
+
+def _nested(numbers: list[Any], shape: tuple[int, ...]) -> object:
+    if not shape:
+        return numbers[0]
+    step = prod(shape[1:])
+    return [_nested(numbers[i : i + step], shape[1:]) for i in range(0, len(numbers), step)]
