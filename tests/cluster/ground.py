@@ -1,0 +1,204 @@
+"""A run on the cluster, driven from the head as its user would, and seen from there alone.
+
+Everything costs seconds on emulated processors, so what is waited for is waited for on the head
+itself, by a loop of its shell, and not by a connection for each look.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.rigs.hosts import REPO
+from tests.rigs.vm import Machine
+from tests.rigs.vmcluster import Cluster
+
+DEADLINE = 300.0
+"""Seconds for what takes some: only something broken needs them."""
+
+WATCH = {
+    "FLEET_INTERVAL": "2",
+    "FLEET_WATCH_STALE": "15",
+    "FLEET_RESTART_COOLDOWN": "2",
+    "FLEET_FENCE_AFTER": "10",
+    "FLEET_CONNECT_TIMEOUT": "10",
+}
+"""A watcher that is quick to suspect, and slower than a machine whose processor is emulated."""
+
+FUNCTIONS = ("tests.support.counting:count", "tests.support.functions_for_tests:double")
+
+
+@dataclass
+class Sending:
+    """Tasks on their way; `out` is the sender's file on the head."""
+
+    run: Run
+    out: str
+    count: int
+
+    def answered(self) -> int:
+        """How many tasks have an answer."""
+        return int(self.run.sh(f"cat {self.out}.n 2>/dev/null || echo 0").stdout or 0)
+
+    def wait(self, least: int, deadline: float = DEADLINE) -> None:
+        """Until so many tasks are answered."""
+        test = f'[ "$(cat {self.out}.n 2>/dev/null || echo 0)" -ge {least} ] || [ -e {self.out} ]'
+        self.run.wait(test, deadline, f"{least} answers")
+
+    def end(self, deadline: float = DEADLINE) -> dict[str, Any]:
+        """The sender's summary, once every task is answered; each must be right, and once."""
+        self.run.wait(f"[ -e {self.out} ]", deadline, f"the end of {self.out}")
+        told: dict[str, Any] = json.loads(self.run.sh(f"cat {self.out}").stdout)
+        assert (told["right"], told["twice"], told["missing"]) == (self.count, 0, 0), told
+        return told
+
+
+class Run:
+    """One run root below `mount`, with the environment of its user on the head."""
+
+    def __init__(self, cluster: Cluster, name: str, mount: str = "/nfs", **env: str) -> None:
+        self.cluster = cluster
+        self.head = cluster.head
+        self.base = f"{mount}/{name}-{secrets.token_hex(3)}"
+        self.root = f"{self.base}/run"
+        self.traces = f"{self.base}/traces"
+        self.env = {
+            "PYTHONPATH": str(REPO),
+            "FLEET_HOSTS": " ".join(cluster.workers),
+            "FLEET_ROOT": self.base,
+            "FLEET_WORKSPACE": f"{self.base}/ws",
+            "FLEET_CONCURRENCY": "2",
+            "FLEET_READY_TIMEOUT": "200",
+            "FLEET_START_TIMEOUT": "200",
+            **env,
+        }
+        self.sh(f"mkdir -p {self.traces} && chmod -R 700 {self.base}")
+
+    def sh(
+        self,
+        command: str,
+        *,
+        on: Machine | None = None,
+        timeout: float = DEADLINE,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """A shell command on the head, or another machine."""
+        return (on or self.head).run(command, timeout=timeout, check=check)
+
+    def python(self, words: Sequence[str], **env: str) -> str:
+        """The shell words that run the project's Python as the run's user."""
+        pairs = [f"{name}={shlex.quote(value)}" for name, value in {**self.env, **env}.items()]
+        return " ".join(["env", *pairs, sys.executable, *map(shlex.quote, words)])
+
+    def ctl(self, *args: str, code: int | None = 0, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run `ctl ARGS` on the head; `code` is what it must end with."""
+        done = self.sh(self.python(["-m", "ctl", *args], **env), check=False, timeout=600)
+        told = f"ctl {' '.join(args)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert code is None or done.returncode == code, told
+        return done
+
+    def start(self, *args: str, **env: str) -> None:
+        """`ctl start` on all workers."""
+        named = [word for fn in FUNCTIONS for word in ("--fn", fn)]
+        hosts = ",".join(self.cluster.workers)
+        self.ctl("start", "--root", self.root, "--hosts", hosts, *named, *args, **env)
+
+    def stop(self, *args: str) -> None:
+        """`ctl stop`, after which no process of the run may be left anywhere."""
+        self.ctl("stop", "--root", self.root, *args)
+        assert self.processes() == {}
+
+    def processes(self) -> dict[str, str]:
+        """The machines on which processes speak of the root, with their command lines."""
+        look = f"grep -alF -- {self.root} /proc/[0-9]*/cmdline | grep -v self || true"
+        found = {}
+        for machine in self.cluster.workers.values():
+            files = self.sh(look, on=machine).stdout.split()
+            shown = [self.sh(f"tr '\\0' ' ' <{file} || true", on=machine).stdout for file in files]
+            shown = [line for line in shown if line and "grep -alF" not in line]
+            if shown:
+                found[machine.name] = "\n".join(shown)
+        return found
+
+    def send(self, count: int, seconds: float | None = None) -> Sending:
+        """Send tasks in the background: of `seconds` each, leaving traces, or of no time at all."""
+        out = f"/tmp/{secrets.token_hex(4)}"
+        traces = self.traces if seconds is not None else ""
+        asked = {"root": self.root, "out": out, "count": count, "traces": traces}
+        words = ["-m", "tests.cluster.sender", json.dumps({**asked, "seconds": seconds or 0})]
+        self.sh(f"cd / && setsid {self.python(words)} >{out}.err 2>&1 </dev/null &")
+        return Sending(self, out, count)
+
+    def wait(self, test: str, deadline: float = DEADLINE, what: str = "") -> float:
+        """Until a shell test on the head holds; the seconds that took, by this machine's clock."""
+        begun = time.monotonic()
+        loop = f"until {test}; do sleep 0.5; done"
+        # The bound is this machine's: an emulated clock may be behind.
+        argv = self.head.ssh_argv(f"timeout {int(deadline)} sh -c {shlex.quote(loop)}")
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise AssertionError(f"{what or test}: not within {deadline} s; {self.told()}")
+        return time.monotonic() - begun
+
+    def wait_said(self, pattern: str, deadline: float = DEADLINE, file: str = "watch.log") -> float:
+        """Until a file in `ctl/` has a line that matches the extended regular expression."""
+        test = f"grep -qE -- {shlex.quote(pattern)} {self.root}/ctl/{file} 2>/dev/null"
+        return self.wait(test, deadline, f"{file} says {pattern}")
+
+    def wait_ready(self, deadline: float = DEADLINE) -> dict[str, dict[str, Any]]:
+        """The workers as `ctl status` shows them, once all are ready."""
+        limit = time.monotonic() + deadline
+        while True:
+            hosts = self.hosts()
+            if hosts and all(host["state"] == "ready" for host in hosts.values()):
+                return hosts
+            assert time.monotonic() < limit, f"not all ready: {hosts}; {self.told()}"
+            time.sleep(1)
+
+    def hosts(self) -> dict[str, dict[str, Any]]:
+        """What `ctl status --json` says of each worker."""
+        done = self.ctl("status", "--root", self.root, "--json", code=None)
+        return {host["host"]: host for host in json.loads(done.stdout).get("hosts", [])}
+
+    def beat(self, host: str) -> dict[str, Any]:
+        """The host's heartbeat."""
+        value: dict[str, Any] = json.loads(self.sh(f"cat {self.root}/status/{host}.json").stdout)
+        return value
+
+    def text(self, name: str) -> str:
+        """A file in `ctl/`."""
+        return self.sh(f"cat {self.root}/ctl/{name} 2>/dev/null || true").stdout
+
+    def holds(self, host: str) -> list[str]:
+        """The batches that the host's owners hold now."""
+        return self.sh(f"ls {self.root}/claims/{host}~* 2>/dev/null || true").stdout.split()
+
+    def restarts(self) -> list[str]:
+        """The restarts that the watcher did, by host."""
+        return re.findall(r" restart (\S+) rc=", self.text("watch.log"))
+
+    def check_clean(self) -> None:
+        """No batch waits, is held, or is unread; and `ctl fsck` finds no fault."""
+        left = self.sh(
+            f"cd {self.root}; find inbox claims dead quarantine -type f; find outbox -name '*.done'"
+        ).stdout.split()
+        assert left == []
+        self.ctl("fsck", "--root", self.root)
+
+    def told(self) -> str:
+        """What the watcher and the workers last said, for the message of a failure."""
+        tails = f"tail -n 12 {self.root}/ctl/*.log {self.root}/ctl/watch.err 2>&1"
+        return self.sh(tails, check=False).stdout
+
+    def close(self) -> None:
+        """Stop what still runs, and remove the folder."""
+        self.ctl("stop", "--root", self.root, "--grace", "10", code=None)
+        self.sh(f"rm -rf {self.base}", check=False)

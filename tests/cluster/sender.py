@@ -1,0 +1,91 @@
+"""What a test runs on the head: a client that sends tasks and writes down each answer.
+
+    python -m tests.cluster.sender '{"root": …, "out": …, "count": …, …}'
+
+While it runs, `OUT.n` holds the number of tasks that are answered; at the end `OUT` holds a JSON
+object, from which a test can tell whether each task had one answer, and the right one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future
+from typing import Any
+
+from fsworker.client import Client
+
+COUNT = "tests.support.counting:count"
+DOUBLE = "tests.support.functions_for_tests:double"
+
+
+class Answers:
+    """Each answer of each task, with the moment of the first."""
+
+    def __init__(self, factor: int) -> None:
+        self.right: Counter[int] = Counter()
+        self.wrong: list[str] = []
+        self.at: list[float] = []
+        self._factor = factor
+        self._begun = time.monotonic()
+
+    def take(self, index: int, future: Future[Any]) -> None:
+        error = future.exception()
+        if error is None and future.result() == self._factor * index:
+            self.right[index] += 1
+        else:
+            self.wrong.append(f"{index}: {error or future.result()!r}")
+        self.at.append(round(time.monotonic() - self._begun, 2))
+
+    def summary(self, count: int) -> dict[str, Any]:
+        """What a test judges: `gap` is the longest time without an answer, in seconds."""
+        moments = [0.0, *self.at]
+        gap = max((b - a for a, b in itertools.pairwise(moments)), default=0.0)
+        return {
+            "right": len(self.right),
+            "twice": sum(1 for n in self.right.values() if n > 1),
+            "wrong": self.wrong[:5],
+            "missing": count - len(self.right) - len(self.wrong),
+            "seconds": self.at[-1] if self.at else 0.0,
+            "gap": round(gap, 2),
+        }
+
+
+def main() -> int:
+    asked = json.loads(sys.argv[1])
+    out, count = asked["out"], asked["count"]
+    answers = Answers(3 if asked["traces"] else 2)
+    ended = threading.Event()
+    teller = threading.Thread(target=_tell, args=(out, answers, ended))
+    teller.start()
+    with Client(asked["root"], no_worker_timeout=None) as client:
+        for index in range(count):
+            if asked["traces"]:
+                future = client.submit(COUNT, asked["traces"], index, asked["seconds"])
+            else:
+                future = client.submit(DOUBLE, index)
+            future.add_done_callback(lambda f, i=index: answers.take(i, f))
+    ended.set()
+    teller.join()
+    _write(out, json.dumps(answers.summary(count)))
+    return 0
+
+
+def _tell(out: str, answers: Answers, ended: threading.Event) -> None:
+    while not ended.wait(0.5):
+        _write(f"{out}.n", f"{len(answers.at)}\n")
+
+
+def _write(path: str, text: str) -> None:
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.rename(f"{path}.new", path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
