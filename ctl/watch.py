@@ -25,6 +25,7 @@ from ctl.lookout import LATE, Lookout
 from ctl.memory import HostMemory
 from ctl.observe import Report
 from ctl.rootio import Late, RootIO
+from ctl.sdnotify import Manager
 from ctl.sight import Continuous, Single
 from fsworker.errors import FleetError
 from fsworker.identity import Place, identify
@@ -59,10 +60,12 @@ class Watcher:
         options: Options,
         allowed: Callable[[LaunchMeta], frozenset[str]],
         journal: Journal | None = None,
+        manager: Manager | None = None,
     ) -> None:
         self._io, self._o, self._allowed = io, options, allowed
         self._journal = journal or Journal()
         self._alarm = Alarm()
+        self._manager = manager or Manager()
         self._lookout = Lookout(io, self._journal, options.interval, late=options.late)
         self._effects = Effects(io, self._journal, options.limits.grace, self._alarm.ring)
         self._eyes: Continuous | Single | None = None
@@ -82,14 +85,17 @@ class Watcher:
         identity = json.dumps(asdict(me)) if me else ""
         self._io.call("appear", self._o.late, pid=pid, identity=identity)
         self._journal.say(f"watching {self._io.root} pid={pid}", "watching", pid=pid)
+        self._manager.ready()
         try:
             while not self._done():
                 begun = time.monotonic()
                 self._turn()
+                self._manager.alive()
                 if self._alarm.rest(begun + self._o.interval) and not self._done():
                     # News of one host: that of its neighbours is about to come as well.
                     time.sleep(min(0.2, self._o.interval / 4))
         finally:
+            self._manager.stopping()
             self._leave(pid)
         return 0
 
@@ -115,6 +121,7 @@ class Watcher:
         self._effects.close()
         self._io.close()
         self._alarm.close()
+        self._manager.close()
 
     def _done(self) -> bool:
         self._ended = self._ended or self._alarm.told

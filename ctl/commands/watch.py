@@ -59,6 +59,7 @@ def command(
     """
     from ctl.health import Limits  # lazily, like all that only a watcher needs
     from ctl.journal import Journal
+    from ctl.sdnotify import Manager
     from ctl.watch import Options, Watcher
 
     config = session.config
@@ -67,6 +68,7 @@ def command(
         raise UsageError(
             f"--heartbeat-stale must be at least {LEAST_STALE:g} s: workers beat each 2 s"
         )
+    manager = Manager()  # first: no process that we start may speak in our name
     io, run = _open(session, root)
     limits = Limits(
         stale=stale,
@@ -77,7 +79,7 @@ def command(
     )
     options = Options(limits, config.pick("interval", interval))
     journal = Journal(echo=not _stderr_is(run.store.path(WATCH_ERR)))
-    watcher = Watcher(io, options, lambda m: _allowed(session, m), journal)
+    watcher = Watcher(io, options, lambda m: _allowed(session, m), journal, manager)
     try:
         return watcher.once() if once else watcher.run()
     finally:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -242,3 +243,26 @@ def test_events_tell_what_the_verbs_did(ctl: Ctl) -> None:
     assert [(e["by"], e["event"]) for e in events] == [
         ("start", "started"), ("restart-host", "restarted"), ("stop", "stopped"),
     ]  # fmt: skip
+
+
+def test_a_service_manager_hears_when_the_watcher_is_up_alive_and_ending(
+    ctl: Ctl, tmp_path: Path
+) -> None:
+    root = ctl.runs / "r"
+    ctl.start(root, FLEET_HOSTS="n1")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "FLEET_HOSTS": "n1"}
+        watcher = ctl.popen("watch", "--root", str(root), "--interval", "0.2", **told)
+        assert [manager.recv(100) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+        environ = Path(f"/proc/{watcher.pid}/task/{watcher.pid}/children").read_text().split()
+        assert environ, "it does its work on the root in a child"
+        for child in environ:
+            assert b"NOTIFY_SOCKET" not in Path(f"/proc/{child}/environ").read_bytes()
+        watcher.terminate()
+        while (last := manager.recv(100)) == b"WATCHDOG=1":
+            pass
+        assert last == b"STOPPING=1"
+        assert watcher.wait(60) == 0
+    assert ctl("stop", "--root", str(root), "--grace", "5", FLEET_HOSTS="n1").returncode == 0

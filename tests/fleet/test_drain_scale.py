@@ -301,7 +301,8 @@ def test_an_idle_worker_returns_what_a_life_left_that_is_over(
     _beat(root.store, "n1", "1" * 12, refused="its function cannot be imported")
     _beat(root.store, "n2", "2" * 12, ready=True)
     code = (
-        "import sys; from fsworker import cli, orphans; orphans.LOOK_EVERY = 0.5; "
+        "import sys; from fsworker import cli; from fsworker.loop import orphans; "
+        "orphans.LOOK_EVERY = 0.5; "
         "orphans.OVER_FOR = 1.0; orphans.SUCCESSOR_PATIENCE = 2.0; sys.exit(cli.main())"
     )
     argv = [sys.executable, "-c", code, "run", "--root", str(root.path), "--shard", "0"]
