@@ -30,6 +30,9 @@ BEAT_EVERY = 1.0
 """Seconds between two beats, or less where the limits are short."""
 
 
+SURELY = 1.0
+"""Seconds without our own file in the mailbox until we believe that it was taken away."""
+
 NO_MESSAGE = (errno.EISDIR, errno.EFBIG)
 """What is said at reading something that is named like a message and cannot be one."""
 
@@ -53,7 +56,7 @@ class Line:
         self._link = Link(looked=0.0)
         self._active = self._beaten = 0.0
         self._said_mood = agents.NEW
-        self._missing = 0
+        self._missing, self._shown = 0, 0.0
         self._trouble = ""
         self._thread = threading.Thread(target=self._run, name=f"{name} line", daemon=True)
 
@@ -62,7 +65,7 @@ class Line:
         self._mailbox.enter()
         now = time.monotonic()
         self._link = Link(looked=now)
-        self._active = self._beaten = now
+        self._active = self._beaten = self._shown = now
         self._thread.start()
 
     def send(self, parcel: Parcel) -> None:
@@ -148,10 +151,14 @@ class Line:
         if sight.own is not None and sight.own.life > self._mailbox.life:
             self._party.closed(f"another life of the {sight.own.life.side} has taken its place")
             return True
+        now = time.monotonic()
         self._missing = 0 if sight.mine else self._missing + 1
-        if self._missing >= 2 and self._end_at is None:
+        self._shown = now if sight.mine else self._shown
+        # A folder that changes while it is listed may hide a name for a moment.
+        gone = self._missing >= 2 and (self._end_at is not None or now - self._shown > SURELY)
+        if gone and self._end_at is None:
             self._party.closed("its place in the mailbox was cleared")
-        return self._missing >= 2
+        return gone
 
     def _look_at(self, sight: Sight | None) -> None:
         seen = sight.other if sight is not None else None
@@ -159,7 +166,7 @@ class Line:
         if news.connected:
             self._active = time.monotonic()
         self._party.looked(self._link, news)
-        if seen is not None and self._link.gone and self._end_at is None:
+        if seen is not None and seen.mood == agents.BYE and self._end_at is None:
             self._mailbox.wave_off(seen)
 
     def _beat(self, sight: Sight) -> None:

@@ -51,7 +51,8 @@ class News:
 def look(link: Link, seen: Beat | None, now: float, limits: Limits) -> tuple[Link, News]:
     """The link after a look that showed `seen`, the beat of the other side's latest life.
 
-    A life that is older than the one we know, or none, tells nothing.
+    A life that is older than the one we know, or none, tells nothing; but once that has said
+    goodbye, every other one is later.
     """
     known = link.beat
     if seen is not None and (known is None or _later(seen, known)):
@@ -70,7 +71,9 @@ def look(link: Link, seen: Beat | None, now: float, limits: Limits) -> tuple[Lin
 
 
 def _later(seen: Beat, known: Beat) -> bool:
-    return (seen.life, seen.number) > (known.life, known.number)
+    if seen.life != known.life:
+        return seen.life > known.life or known.mood == BYE
+    return seen.number > known.number
 
 
 def _heard(link: Link, seen: Beat, now: float) -> tuple[Link, News]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from dataclasses import dataclass, field
 
 from fsworker.errors import NotRunning
@@ -33,6 +34,22 @@ class Sight:
     mine: list[Beat] = field(default_factory=list)
     incoming: list[Letter] = field(default_factory=list)
     lying: set[int] = field(default_factory=set)
+
+
+class _Eras:
+    """The file server's clock may tick slower than this process starts lives."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._lock = threading.Lock()
+
+    def after(self, now: int, seen: int) -> int:
+        with self._lock:
+            self._last = max(now, seen + 1, self._last + 1)
+            return self._last
+
+
+_eras = _Eras()
 
 
 class Mailbox:
@@ -171,8 +188,9 @@ class Mailbox:
         self._store.mkdir(agents.AGENTS)
         self._store.mkdir(self.folder)
         names = self._store.scan(self.folder)
-        now = int(self._store.server_time(self.folder))
-        self.life = Life(self._side, max(now, self._last_era(names) + 1), self.life.incarnation)
+        now = int(self._store.server_time(self.folder) * 1e6)
+        era = _eras.after(now, self._last_era(names))
+        self.life = Life(self._side, era, self.life.incarnation)
         first = Beat(self.life, 0, agents.NEW)
         self._store.put(f"{self.folder}/{first.name}", b"", durable=False)
         self._tidy(names)

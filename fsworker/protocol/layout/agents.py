@@ -1,8 +1,8 @@
 """Agents: the mailbox of an agent and its peer, `agents/<id>/`, in which names say almost all.
 
 A side of a conversation is told by `agent` or `peer`. Each start of one is a life: an era and an
-incarnation. The era is the file server's time at its start (epoch seconds) or one more than the
-highest that was there, so a later life has a higher one, whoever's clock is wrong.
+incarnation. The era is the file server's time at its start (epoch microseconds) or one more than
+the highest that was there, so a later life has a higher one, whoever's clock is wrong.
 
     <side>~<era>~<incarnation>.<beat>.<mood>         one file a life, renamed at each beat
     <side>~<era>~<incarnation>.<number>.<kind>       a message of that life to the other side
@@ -26,7 +26,8 @@ MOODS = (NEW, ASKS, BYE)
 TASK, ABORT, RESULT, REPLY = "task", "abort", "result", "reply"
 KINDS = (TASK, ABORT, RESULT, REPLY)
 
-_LIFE = rf"(?P<side>{'|'.join(SIDES)})~(?P<era>{NUM})~(?P<inc>{INC})"
+_ERA = r"(?:0|[1-9][0-9]{0,16})"
+_LIFE = rf"(?P<side>{'|'.join(SIDES)})~(?P<era>{_ERA})~(?P<inc>{INC})"
 _LIFE_NAME = re.compile(rf"{_LIFE}\.(?P<beat>{NUM})\.(?P<mood>{'|'.join(MOODS)})")
 _MESSAGE_NAME = re.compile(rf"{_LIFE}\.(?P<number>{NUM})\.(?P<kind>{'|'.join(KINDS)})")
 _TEMPORARY = re.compile(r"\.tmp~[^~]*~(?P<name>.*)")
