@@ -26,6 +26,9 @@ _OUTBOX_NAME = re.compile(
     rf"(?P<kind>result|done|part(?P<part>{NUM}))"
 )
 _COUNTERS_NAME = re.compile(rf"\.counters~(?P<inc>{INC})\.json")
+JOB_PREFIX = encode("jobs/")
+"""What the encoded stream of a job begins with; the rest is the job's id, encoded."""
+
 _OWNER_NAME = re.compile(rf"(?P<host>{DOTTED})~(?P<inc>{INC})")
 
 
@@ -72,6 +75,11 @@ class Token:
         """The encoded name of the stream that its results belong to."""
         return stream_of(self.batch)
 
+    @property
+    def is_job(self) -> bool:
+        """Whether this is a training job, which takes a worker's job slot; told by its name."""
+        return is_job(self.batch)
+
     def claimed(self) -> Token:
         """The same batch after one more claim."""
         return replace(self, attempt=self.attempt + 1)
@@ -94,6 +102,21 @@ def stream_of(batch: str) -> str:
 def seq_of(batch: str) -> int:
     """The sequence number in a batch id."""
     return int(batch.rsplit("-", 1)[1])
+
+
+def job_stream(job: str) -> str:
+    """The stream of a job, before it is encoded: its folder is the job's."""
+    return f"jobs/{job}"
+
+
+def is_job(batch: str) -> bool:
+    """Whether a batch is a training job."""
+    return batch.startswith(JOB_PREFIX)
+
+
+def job_of(batch: str) -> str:
+    """The id of the job that a batch is."""
+    return decode(stream_of(batch)[len(JOB_PREFIX) :])
 
 
 def inbox_dir(shard: int) -> str:
@@ -125,6 +148,8 @@ def parse_claim_name(name: str) -> Token | None:
 
 def outbox_dir(stream: str) -> str:
     """The folder of a stream's results; `stream` is encoded, as `stream_of` gives it."""
+    if stream.startswith(JOB_PREFIX):
+        return f"{OUTBOX}/jobs/{stream[len(JOB_PREFIX) :]}"
     return f"{OUTBOX}/{stream}"
 
 
