@@ -183,9 +183,9 @@ def verify_files(store: Store, folder: str, files: Iterable[FileDigest], *, full
                 raise Damaged(f"{path} has {size} bytes, not {file.size}", path=path)
             if sha256 != file.sha256:
                 raise Damaged(f"{path} has other content than its digest says", path=path)
-    except _ABSENT as error:
+    except _ABSENT:
         path = store.path(folder)
-        raise Damaged(f"{path} changed while it was read: {error.strerror}", path=path) from None
+        raise Damaged(f"{path} is missing, or went while it was read", path=path) from None
     except OSError as error:
         raise storage_error(error, "read", store.path(folder)) from None
 

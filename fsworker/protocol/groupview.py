@@ -42,13 +42,12 @@ class View:
     since: float | None
     finished: bool
 
-    def observation(self, now: float, **fields: object) -> rounds.Observation:
+    def observation(self, now: float) -> rounds.Observation:
         """What `rounds.decide` judges, at `now` by the file server's clock."""
         since = self.since if self.since is not None else self.first
-        seen = rounds.Observation(
+        return rounds.Observation(
             self.group, self.round, self.uploads + self.late, self.members, since, now
         )
-        return replace(seen, **fields)  # type: ignore[arg-type]
 
 
 class GroupEye:

@@ -69,9 +69,14 @@ def upload_dir(group: str, episode: int, job: str) -> str:
     return f"{round_uploads_dir(group, episode)}/{encode(job)}"
 
 
+def refusals_dir(group: str) -> str:
+    """The folder of all refusals."""
+    return f"{group_dir(group)}/refused"
+
+
 def refused_dir(group: str, episode: int) -> str:
     """The folder of the reasons for which uploads after an episode were refused."""
-    return f"{group_dir(group)}/refused/{after_name(episode)}"
+    return f"{refusals_dir(group)}/{after_name(episode)}"
 
 
 def refusal_file(group: str, episode: int, job: str) -> str:

@@ -52,6 +52,19 @@ def check_files(files: tuple[FileDigest, ...], path: str) -> None:
         raise FormatError(f"{path}: it lists a file twice", path=path)
 
 
+def checkpoint_name(files: Iterable[FileDigest], stem: str = "checkpoint") -> str:
+    """What to open of a folder's files: the file `<stem>.*`, or the folder `<stem>` of shards.
+
+    ValueError when there is none, or more than one.
+    """
+    tops = {file.name.partition("/")[0] for file in files}
+    found = sorted(top for top in tops if top == stem or top.startswith(stem + "."))
+    if len(found) != 1:
+        there = ", ".join(found) or "nothing of that name"
+        raise ValueError(f"it must hold one {stem}.* (a file, or a folder of shards), not {there}")
+    return found[0]
+
+
 @dataclass(frozen=True)
 class Done(_Record):
     """What a finished episode is; `done.json`. No reader looks at a checkpoint without one.

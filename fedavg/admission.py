@@ -1,0 +1,140 @@
+"""Whether an upload may be merged: looked at once, when it arrives, so that a round closes fast.
+
+Every byte is read: the digests must be those of `done.json`, the checkpoint must load without
+running anything, its keys, shapes and types must be those of the model that the round started from,
+and its numbers finite. What fails is refused by name with a reason, and nobody else waits for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from fedavg.agreement import Unmergeable
+from fedavg.checkpoint import (
+    Checkpoint,
+    DamagedCheckpoint,
+    UnsafeCheckpoint,
+    UnsupportedCheckpoint,
+    open_checkpoint,
+)
+from fedavg.inspection import inspect
+from fedavg.policy import policy_from
+from fedavg.publishing import checkpoint_path, model_path
+from fsworker.errors import FleetError, FormatError, StorageError
+from fsworker.protocol import artifacts, fsfolders, rounds
+from fsworker.protocol.artifacts import Damaged, FileDigest
+from fsworker.protocol.federation import Global
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.layout import groups
+from fsworker.protocol.records.round import Group
+from fsworker.protocol.rounds import Problem, Upload
+
+UNREADABLE = "unreadable"
+"""The kind of a problem that may pass: it is told, and not written down as a refusal."""
+
+Stamps = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found: a problem, or the layout of the checkpoint, as one word to compare.
+
+    `stamps` tell whether its files were written to since.
+    """
+
+    problem: Problem | None
+    layout: str = ""
+    stamps: Stamps = ()
+
+
+def examine(store: Store, group: Group, upload: Upload, base: Global | None) -> Verdict:
+    """Read an upload that has nothing wrong with its record; never raises for what is in it.
+
+    `base` is the model that the open round started from (None: there is none to compare with).
+    """
+    assert upload.done is not None
+    folder = groups.upload_dir(group.group, upload.episode, upload.job)
+    try:
+        stamps = stamps_of(store, folder, upload.done.files)
+        artifacts.verify(store, folder, full=True)
+        path = checkpoint_path(store, folder, upload.done.files, "checkpoint")
+        with open_checkpoint(path) as checkpoint:
+            layout = layout_of(checkpoint)
+            policy = policy_from(group.keys.items(), group.lora)
+            if base is None:
+                inspect(checkpoint, policy=policy)
+            else:
+                with open_checkpoint(model_path(store, base)) as model:
+                    inspect(checkpoint, like=model, policy=policy)
+    except (FleetError, OSError) as error:
+        return Verdict(_problem(error))
+    return Verdict(None, layout, stamps)
+
+
+def stamps_of(store: Store, folder: str, files: Iterable[FileDigest]) -> Stamps:
+    """What tells whether any file of an upload was replaced or written to since. OSError.
+
+    Empty when a file is missing.
+    """
+    try:
+        return tuple(fsfolders.stamp(store, f"{folder}/{file.name}") for file in files)
+    except FileNotFoundError:
+        return ()
+
+
+def layout_of(checkpoint: Checkpoint) -> str:
+    """A digest of keys, shapes and types: equal for two checkpoints that can be merged."""
+    rows = sorted((e.key, e.dtype, e.shape, e.owner) for e in checkpoint.entries.values())
+    return hashlib.sha256(repr(rows).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def without_odd_ones(uploads: Iterable[Upload], layouts: dict[str, str]) -> list[Upload]:
+    """The uploads of a round without a model to compare with: who differs from most is refused.
+
+    `layouts` are those of the ones that may be merged, by job. Of two layouts that as many have,
+    that of the first job by name is taken.
+    """
+    uploads = list(uploads)
+    votes = Counter(layouts[u.job] for u in uploads if u.counts)
+    if len(votes) < 2:
+        return uploads
+    first = min(u.job for u in uploads if u.counts and votes[layouts[u.job]] == max(votes.values()))
+    words = f"its keys, shapes or types are not those of {first} and most others"
+    odd = Problem("misshapen", words)
+    return [
+        replace(u, problem=odd) if u.counts and layouts[u.job] != layouts[first] else u
+        for u in uploads
+    ]
+
+
+def _problem(error: FleetError | OSError) -> Problem:
+    """An error as why an upload does not count."""
+    if isinstance(error, UnsafeCheckpoint):
+        kind = "unsafe"
+    elif isinstance(error, (Damaged, DamagedCheckpoint)):
+        kind = "damaged"
+    elif isinstance(error, UnsupportedCheckpoint):
+        kind = "unsupported"
+    elif isinstance(error, Unmergeable):
+        kind = "not finite" if "not finite" in str(error) else "misshapen"
+    elif isinstance(error, (OSError, StorageError)):
+        kind = UNREADABLE
+    else:
+        kind = "damaged" if isinstance(error, FormatError) else "misshapen"
+    return Problem(kind, str(error))
+
+
+def late_problem(upload: Upload, newest: int, group: Group, base: Global | None) -> Problem | None:
+    """What is wrong with an upload of a closed round before it is read; `newest` is the open one.
+
+    `base` is the model that its episode started from (None: it is gone, or was none).
+    """
+    late = rounds.late_problem(upload.job, upload.episode, newest, group)
+    if late is not None or upload.done is None:
+        return late or upload.problem
+    if base is None:
+        return Problem("late", f"round {upload.episode} had no model that its change counts from")
+    return rounds.record_problem(upload.job, upload.episode, upload.done, base.merge.digest)

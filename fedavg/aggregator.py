@@ -1,0 +1,198 @@
+"""The process: keeps every group of a run going until it is told to end.
+
+It may be started anywhere the root is mounted, killed at any moment, and started twice: what counts
+is decided by what is published, so the lock only saves the second one its work. It opens no port
+and needs nobody; what it has to say, it writes beside the groups.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from fedavg.keeper import GroupKeeper, Step
+from fsworker.errors import Busy, FleetError
+from fsworker.protocol import federation, fsfolders, layout
+from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.layout import groups
+from fsworker.protocol.records.round import AggregatorBeat, GroupReport
+
+log = logging.getLogger(__name__)
+
+POLL = 1.0
+LONGEST_PAUSE = 60.0
+"""Seconds after which a group that failed is tried again, at the latest."""
+BEAT = 2.0
+
+
+@dataclass
+class _Trouble:
+    """A group that failed: how often in a row, and when it is tried again (monotonic seconds)."""
+
+    count: int = 0
+    until: float = 0.0
+
+
+@dataclass
+class Aggregator:
+    """All groups of a run, or those named in `only`.
+
+    `alone`: this process holds the lock. `patience` multiplies the pauses after failures.
+    """
+
+    store: Store
+    only: Sequence[str] = ()
+    alone: bool = True
+    threads: int = 2
+    reports: dict[str, GroupReport] = field(default_factory=dict)
+    errors: dict[str, FleetError] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._keepers: dict[str, GroupKeeper] = {}
+        self._trouble: dict[str, _Trouble] = {}
+        self._told: dict[str, str] = {}
+        self._incarnation = layout.new_incarnation()
+        self._seq = 0
+        self._beaten = -BEAT
+
+    def groups(self) -> list[str]:
+        """The groups that are looked after, by name."""
+        return sorted(self.only) if self.only else federation.all_groups(self.store)
+
+    def sweep(self, *, retry: bool = True) -> bool:
+        """Give every group one step; whether any of them merged, so that there may be more to do.
+
+        A group that fails stops no other. `retry`: also those whose pause is not over.
+        """
+        merged = False
+        for group in self.groups():
+            trouble = self._trouble.get(group)
+            if trouble and not retry and time.monotonic() < trouble.until:
+                continue
+            step = self._step(group)
+            merged = merged or (step is not None and step.merged)
+        return merged
+
+    @property
+    def finished(self) -> bool:
+        """Whether every group has had its last round; False when there is none."""
+        names = self.groups()
+        states = [self.reports[n].state if n in self.reports else "" for n in names]
+        return bool(states) and all(state == "finished" for state in states)
+
+    def run(
+        self, stop: threading.Event, *, poll: float = POLL, until_finished: bool = False
+    ) -> None:
+        """Sweep until `stop` is set, or until every group is finished if that was asked for."""
+        while not stop.is_set():
+            try:
+                merged = self.sweep(retry=False)
+                self.beat()
+            except FleetError as error:  # the root itself does not answer
+                self._tell("", str(error))
+                merged = False
+            if until_finished and self.finished:
+                break
+            if not merged:
+                stop.wait(poll)
+        self.beat(stopped=True)
+
+    def beat(self, *, stopped: bool = False) -> None:
+        """Say that this process lives and what it knows, at most every BEAT seconds."""
+        if not stopped and time.monotonic() - self._beaten < BEAT:
+            return
+        self._seq += 1
+        self._beaten = time.monotonic()
+        beat = AggregatorBeat(
+            socket.gethostname(), os.getpid(), self._incarnation, self._seq, time.time(),
+            dict(self.reports), stopped,
+        )  # fmt: skip
+        try:
+            self.store.publish(groups.AGGREGATOR_BEAT, beat.to_json(), durable=False)
+        except OSError as error:
+            log.warning(
+                "%s", storage_error(error, "write", self.store.path(groups.AGGREGATOR_BEAT))
+            )
+
+    def _step(self, group: str) -> Step | None:
+        keeper = self._keepers.get(group)
+        if keeper is None:
+            keeper = GroupKeeper(self.store, group, alone=self.alone, threads=self.threads)
+            self._keepers[group] = keeper
+        try:
+            step = keeper.step()
+        except FleetError as error:
+            self._failed(group, error)
+            return None
+        except Exception as error:
+            log.exception("group %s", group)
+            words = f"group {group!r}: unexpected {type(error).__name__}: {error}"
+            self._failed(group, FleetError(words))
+            return None
+        self._trouble.pop(group, None)
+        self.errors.pop(group, None)
+        self.reports[group] = step.report
+        self._tell(group, f"round {step.report.round}: {step.report.state}: {step.report.why}")
+        return step
+
+    def _failed(self, group: str, error: FleetError) -> None:
+        trouble = self._trouble.setdefault(group, _Trouble())
+        trouble.count += 1
+        trouble.until = time.monotonic() + min(LONGEST_PAUSE, 2.0 ** (trouble.count - 1))
+        self.errors[group] = error
+        known = self.reports.get(group)
+        self.reports[group] = GroupReport(known.round if known else 0, "failed", str(error))
+        self._tell(group, f"failed: {error}")
+
+    def _tell(self, group: str, words: str) -> None:
+        """Log what changed, once."""
+        if self._told.get(group) != words:
+            self._told[group] = words
+            log.info("%s%s", f"{group}: " if group else "", words)
+
+
+@contextmanager
+def leadership(
+    store: Store, stop: threading.Event | None = None, poll: float = POLL
+) -> Iterator[bool]:
+    """Hold the one lock of a run's aggregators: True. Without `stop`, Busy when another holds it.
+
+    With `stop`, waits until the other one ends, or until `stop` is set: then False. Where the
+    filesystem has no locks, goes on without: two at once do twice the work and no harm. False too.
+    """
+    from filelock import FileLock, Timeout  # lazily: reading commands do without
+
+    path = store.path(groups.AGGREGATOR_LOCK)
+    try:
+        fsfolders.make_folders(store, groups.FEDERATION)
+    except OSError as error:
+        raise storage_error(error, "make", store.path(groups.FEDERATION)) from None
+    lock = FileLock(path, mode=0o660 if store.group_writable else 0o600)
+    told = False
+    while True:
+        try:
+            lock.acquire(timeout=0)
+            break
+        except Timeout:
+            if stop is None:
+                raise Busy(f"another aggregator is at work in {store.root}", path=path) from None
+            if not told:
+                log.info("another aggregator is at work in %s: standing by", store.root)
+                told = True
+            if stop.wait(poll):
+                yield False
+                return
+        except (NotImplementedError, OSError) as error:
+            log.warning("%s cannot be locked (%s): going on without", path, error)
+            yield False
+            return
+    try:
+        yield True
+    finally:
+        lock.release()

@@ -1,0 +1,96 @@
+"""Closing a round: the plan, and its publication, which is the commit.
+
+The plan is made of what was observed and holds nothing else, so that it says the same whoever
+writes it. The first one that is published counts; an aggregator that comes later takes that one.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from fedavg import strategies
+from fedavg.rule import Rule
+from fsworker.errors import FormatError, UsageError
+from fsworker.protocol import artifacts
+from fsworker.protocol.federation import Global
+from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.groupview import GroupEye, View
+from fsworker.protocol.layout import groups
+from fsworker.protocol.records.round import Group, Plan, Times
+from fsworker.protocol.rounds import Decision
+
+log = logging.getLogger(__name__)
+
+FIRST_RULE = "fedavg"
+"""What merges a first round that has no model to improve on: the rules that need one begin with
+the mean."""
+
+
+def rule_of(group: Group, base: Global | None) -> Rule:
+    """The rule that the next round is closed with. UsageError when the group's cannot be."""
+    rule = strategies.rule(group.rule, group.options)
+    if base is None and (rule.kind.needs_base or rule.kind.state):
+        return strategies.rule(FIRST_RULE)
+    return rule
+
+
+def misfit(group: Group, base: Global | None, count: int) -> str | None:
+    """Why the group's rule cannot be applied to `count` participants; None when it can.
+
+    UsageError when it cannot be applied to any.
+    """
+    rule = rule_of(group, base)
+    try:
+        rule.check(count)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def make_plan(view: View, decision: Decision) -> Plan:
+    """The plan of the open round, from what was seen and decided."""
+    group, base = view.group, view.base
+    rule = rule_of(group, base)
+    state = None
+    if base is not None and base.merge.rule == rule.name:
+        state = base.merge.state_digest
+    return Plan(
+        group.group,
+        view.round,
+        rule.name,
+        decision.contributors,
+        dict(rule.params),
+        dict(group.keys),
+        group.lora,
+        None if base is None else base.merge.digest,
+        None if base is None else base.record_digest,
+        state,
+        {job: f"{p.kind}: {p.reason}" for job, p in sorted(decision.refused.items())},
+        decision.missing,
+    )
+
+
+def close(
+    store: Store, eye: GroupEye, view: View, plan: Plan, decision: Decision, now: float
+) -> Plan:
+    """Close the open round with `plan`: gives the one that counts, or that of who was faster.
+
+    `now` is by the file server's clock, and is written beside the plan, for people. StorageError.
+    """
+    target = groups.round_dir(view.group.group, view.round)
+    since = view.since if view.since is not None else now
+    prepared = artifacts.prepare(store, target)
+    try:
+        store.put(f"{prepared}/{groups.PLAN_FILE}", plan.to_json())
+        store.put(f"{prepared}/{groups.TIMES_FILE}", Times(min(since, now), now).to_json())
+    except OSError as error:
+        artifacts.discard(store, prepared)
+        raise storage_error(error, "write", store.path(prepared)) from None
+    won = artifacts.publish(store, prepared, target)
+    log.info("%s: round %d closed%s: %s", view.group.group, view.round,
+             "" if won else " by another aggregator", decision.why)  # fmt: skip
+    found = eye.plan(view.round)
+    if found is None:
+        path = store.path(target)
+        raise FormatError(f"{path} was published and holds no plan", path=path)
+    return found

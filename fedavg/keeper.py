@@ -1,0 +1,225 @@
+"""One group, kept going: look, admit, close, merge, publish, clean up; one step at a time.
+
+Nothing is remembered that is not on disk, but what saves reading it again. So a keeper may be
+killed between any two calls, and another one goes on from what it finds; two at once get the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from fedavg import admission, closing, publishing, retention
+from fedavg.admission import Verdict
+from fedavg.agreement import Unmergeable
+from fsworker.protocol import fsfolders, rounds
+from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.groupview import GroupEye, View
+from fsworker.protocol.layout import groups
+from fsworker.protocol.records.round import (
+    Contributor,
+    Final,
+    GroupReport,
+    Plan,
+    Refusal,
+    Waiting,
+)
+from fsworker.protocol.rounds import Decision, Problem, Upload
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What came of one step. `merged`: a round was published, so there may be more to do."""
+
+    report: GroupReport
+    merged: bool = False
+    decision: Decision | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the group has had its last round."""
+        return self.report.state == "finished"
+
+
+class GroupKeeper:
+    """The rounds of one group. `alone`: this process holds the lock that says so."""
+
+    def __init__(self, store: Store, group: str, *, alone: bool = True, threads: int = 2) -> None:
+        self.store, self.group = store, group
+        self.alone, self.threads = alone, threads
+        self.eye = GroupEye(store, group)
+        self._verdicts: dict[tuple[int, str], Verdict] = {}
+        self._cleaned = 0
+        self._kept = 0
+
+    def step(self) -> Step:
+        """Do what can be done now. FleetError when something stands in the way."""
+        view = self.eye.look()
+        if self._cleaned != view.round:
+            self._clean(view)
+        if view.finished:
+            return self._finish(view)
+        found = view.plan or self._try_to_close(view)
+        return found if isinstance(found, Step) else self._merge(found)
+
+    def _merge(self, plan: Plan) -> Step:
+        self._write_refusals(plan)
+        model = publishing.publish_merge(
+            self.store, self.eye, plan, trusted=self._is_trusted, threads=self.threads
+        )
+        names = ", ".join(c.job for c in plan.contributors)
+        log.info("%s: round %d merged of %s: %s", self.group, plan.round, names, model.folder)
+        return Step(GroupReport(plan.round, "merged", f"merged {names}"), merged=True)
+
+    # -- an open round
+
+    def _try_to_close(self, view: View) -> Plan | Step:
+        uploads = [*self._admitted(view), *self._late(view)]
+        now = self._now(view)
+        if uploads and view.since is None:
+            view = self._begin_to_wait(view, now)
+        while True:
+            decision = rounds.decide(self._observation(view, uploads, now))
+            if not decision.closes:
+                report = GroupReport(view.round, decision.state, decision.why)
+                return Step(report, decision=decision)
+            plan = closing.make_plan(view, decision)
+            try:
+                publishing.rehearse(self.store, self.eye, plan)
+            except Unmergeable as error:
+                # Whoever does not go with the others is out, and the round is looked at again.
+                odd = {u.job: u for u in uploads}.get(error.participant or "")
+                if odd is None:
+                    raise
+                uploads[uploads.index(odd)] = odd.refused("misshapen", str(error))
+                continue
+            return closing.close(self.store, self.eye, view, plan, decision, now)
+
+    def _observation(self, view: View, uploads: list[Upload], now: float) -> rounds.Observation:
+        fits = partial(closing.misfit, view.group, view.base)
+        return replace(view.observation(now), uploads=uploads, fits=fits)
+
+    def _admitted(self, view: View) -> list[Upload]:
+        """The uploads of the open round, each judged once; what may pass is left out for now."""
+        found = []
+        known = self.eye.refusals(view.round)
+        for seen in view.uploads:
+            upload = self._judged(view, seen) if seen.counts else seen
+            if upload.problem is not None:
+                if upload.problem.kind == admission.UNREADABLE:
+                    log.warning("%s: %s: %s", self.group, upload.job, upload.problem.reason)
+                    continue
+                if upload.job not in known:
+                    self._refuse(upload.episode, upload.job, upload.problem, upload.done)
+            found.append(upload)
+        if view.base is None:
+            layouts = {u.job: self._verdicts[u.episode, u.job].layout for u in found if u.counts}
+            found = admission.without_odd_ones(found, layouts)
+        return found
+
+    def _judged(self, view: View, upload: Upload) -> Upload:
+        key = upload.episode, upload.job
+        if key not in self._verdicts:
+            verdict = admission.examine(self.store, view.group, upload, view.base)
+            if verdict.problem is not None and verdict.problem.kind == admission.UNREADABLE:
+                return replace(upload, problem=verdict.problem)
+            self._verdicts[key] = verdict
+            if verdict.problem is None:
+                log.info("%s: %s is in round %d", self.group, upload.job, view.round)
+        return replace(upload, problem=self._verdicts[key].problem)
+
+    def _late(self, view: View) -> Iterator[Upload]:
+        """Late uploads that are applied to the open round; the others are refused."""
+        for upload in view.late:
+            base = self.eye.model(upload.episode)
+            problem = admission.late_problem(upload, view.round, view.group, base)
+            problem = problem or self._judged(view, upload).problem
+            if problem is None:
+                yield upload
+            elif problem.kind != admission.UNREADABLE:
+                self._refuse(upload.episode, upload.job, problem, upload.done)
+
+    def _begin_to_wait(self, view: View, now: float) -> View:
+        since = min(now, view.first if view.first is not None else now)
+        path = groups.waiting_file(self.group)
+        try:
+            self.store.publish(path, Waiting(view.round, since).to_json())
+        except OSError as error:
+            raise storage_error(error, "write", self.store.path(path)) from None
+        return replace(view, since=since)
+
+    def _now(self, view: View) -> float:
+        """Now by the file server's clock; it is not asked for when nobody has uploaded."""
+        if not view.uploads and not view.late:
+            return 0.0
+        folder = groups.group_dir(self.group)
+        try:
+            return self.store.server_time(folder)
+        except OSError as error:
+            raise storage_error(error, "write to", self.store.path(folder)) from None
+
+    # -- refusals
+
+    def _write_refusals(self, plan: Plan) -> None:
+        """Those that a plan decided about, in case whoever closed the round was killed since."""
+        known = self.eye.refusals(plan.round)
+        for job, words in plan.refused.items():
+            if job not in known:
+                kind, _, reason = words.partition(": ")
+                self._refuse(plan.round, job, Problem(kind, reason), None)
+
+    def _refuse(self, episode: int, job: str, problem: Problem, done: object) -> None:
+        digest = getattr(done, "digest", None)
+        record = Refusal(self.group, episode, job, problem.kind, problem.reason, digest)
+        path = groups.refusal_file(self.group, episode, job)
+        log.warning("%s: %s is refused in round %d: %s", self.group, job, episode, problem.reason)
+        try:
+            fsfolders.make_folders(self.store, path.rpartition("/")[0])
+            self.store.publish(path, record.to_json())
+        except OSError as error:
+            raise storage_error(error, "write", self.store.path(path)) from None
+
+    def _is_trusted(self, contributor: Contributor) -> bool:
+        verdict = self._verdicts.get((contributor.episode, contributor.job))
+        if verdict is None or verdict.problem is not None:
+            return False
+        folder = groups.upload_dir(self.group, contributor.episode, contributor.job)
+        try:
+            return admission.stamps_of(self.store, folder, contributor.files) == verdict.stamps
+        except OSError:
+            return False
+
+    # -- after a round
+
+    def _clean(self, view: View) -> None:
+        """Once a round is published, and once when this process begins."""
+        now = None if self.alone else self.store.server_time(groups.group_dir(self.group))
+        retention.remove_leftovers(self.store, self.group, alone=self.alone, now=now)
+        newest, keep = view.round - 1, view.group.keep_rounds
+        self._kept = retention.retire(self.store, self.group, newest, keep, self._kept)
+        self.eye.forget(self._kept)
+        for key in [k for k in self._verdicts if k[0] < view.round - keep]:
+            del self._verdicts[key]
+        self._cleaned = view.round
+
+    def _finish(self, view: View) -> Step:
+        for upload in view.late:
+            problem = rounds.late_problem(
+                upload.job, upload.episode, view.round, replace(view.group, late="reject")
+            )
+            if problem is not None:
+                self._refuse(upload.episode, upload.job, problem, upload.done)
+        model = view.base
+        assert model is not None
+        if self.eye.final() is None:
+            last = Final(self.group, view.round - 1, model.folder, model.merge.digest)
+            path = groups.final_file(self.group)
+            try:
+                self.store.publish(path, last.to_json())
+            except OSError as error:
+                raise storage_error(error, "write", self.store.path(path)) from None
+        return Step(GroupReport(view.round - 1, "finished", f"the last model is {model.folder}"))

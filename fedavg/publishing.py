@@ -1,0 +1,215 @@
+"""From a plan to the global model: a function of the plan alone, published as one folder.
+
+Whoever is killed here, or works at the same time as another, comes to the same bytes: the inputs
+are named by digest, their order is that of their names, and no time and no host enters. What was
+not published is found again under a hidden name, and removed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from fedavg import strategies
+from fedavg.checkpoint import Checkpoint, open_checkpoint
+from fedavg.engine import preparing
+from fedavg.merging import Contribution, merge
+from fedavg.policy import policy_from
+from fsworker.errors import FormatError
+from fsworker.protocol import artifacts
+from fsworker.protocol.artifacts import Damaged, FileDigest
+from fsworker.protocol.federation import Global
+from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.groupview import GroupEye
+from fsworker.protocol.layout import groups
+from fsworker.protocol.records.artifact import checkpoint_name, tree_digest
+from fsworker.protocol.records.round import Contributor, Merge, Plan, sha256
+
+log = logging.getLogger(__name__)
+
+Trusted = Callable[[Contributor], bool]
+"""Whether this process verified an upload and nothing wrote to it since."""
+
+
+def distrust(contributor: Contributor) -> bool:
+    """Verify every byte."""
+    return False
+
+
+def publish_merge(
+    store: Store, eye: GroupEye, plan: Plan, *, trusted: Trusted = distrust, threads: int = 2
+) -> Global:
+    """Merge a closed round and publish the model: ours, or that of who was faster.
+
+    Raises FormatError for an input that is not what the plan says, UsageError and Refused for what
+    cannot be merged, StorageError. Nothing is published then, and nothing is left.
+    """
+    target = groups.global_dir(plan.group, plan.round + 1)
+    prepared = artifacts.prepare(store, target)
+    try:
+        merge_into(store, eye, plan, prepared, trusted=trusted, threads=threads)
+    except BaseException as error:
+        artifacts.discard(store, prepared)
+        if isinstance(error, OSError):
+            raise storage_error(error, "write", store.path(prepared)) from None
+        raise
+    mine = sha256(store.read(f"{prepared}/{groups.MERGE_FILE}"))
+    won = artifacts.publish(store, prepared, target)
+    found = eye.model(plan.round + 1)
+    if found is None:
+        path = store.path(target)
+        raise FormatError(f"{path} was published and holds no {groups.MERGE_FILE}", path=path)
+    if not won and found.record_digest != mine:
+        log.warning(
+            "%s: another aggregator published round %d first, with other bytes (%s, here: %s)",
+            plan.group, plan.round, found.merge.versions, versions(),
+        )  # fmt: skip
+    return found
+
+
+def merge_into(
+    store: Store,
+    eye: GroupEye,
+    plan: Plan,
+    folder: str,
+    *,
+    trusted: Trusted = distrust,
+    threads: int = 2,
+) -> Merge:
+    """Compute a plan's model, state and `merge.json` into an empty folder of the root."""
+    for contributor in plan.contributors:
+        if not trusted(contributor):
+            verify_contributor(store, plan.group, contributor)
+    rule = strategies.rule(plan.rule, plan.options)
+    first = upload_path(store, plan.group, plan.contributors[0])
+    suffix = first.rpartition("/")[2].removeprefix("checkpoint")
+    out, state_out = groups.WEIGHTS_STEM + suffix, f"{groups.STATE_STEM}.safetensors"
+    with _opened(store, eye, plan) as (inputs, base, state):
+        merge(
+            rule,
+            inputs,
+            store.path(f"{folder}/{out}"),
+            base=base,
+            state_in=state,
+            state_out=store.path(f"{folder}/{state_out}") if rule.kind.state else None,
+            policy=policy_from(plan.keys.items(), plan.lora),
+            threads=threads,
+            digests=False,
+        )
+    files = artifacts.digest_files(store, folder)
+    weights = tuple(f for f in files if f.name != state_out)
+    kept = tuple(f for f in files if f.name == state_out)
+    record = Merge(
+        plan.group,
+        plan.round,
+        plan.rule,
+        weights,
+        tree_digest(weights),
+        sha256(plan.to_json()),
+        plan.previous,
+        plan.base,
+        kept,
+        tree_digest(kept) if kept else None,
+        versions(),
+    )
+    store.put(f"{folder}/{groups.MERGE_FILE}", record.to_json())
+    return record
+
+
+def rehearse(store: Store, eye: GroupEye, plan: Plan) -> None:
+    """Everything that a merge can be refused for without reading tensors, before a round closes.
+
+    Unmergeable names the participant; other errors are of the group's rule, keys or models.
+    """
+    rule = strategies.rule(plan.rule, plan.options)
+    with _opened(store, eye, plan, verified=False) as (inputs, base, state):
+        taking_part = preparing.inputs_of(rule, inputs, base, state)
+        preparing.actions_of(rule, taking_part, policy_from(plan.keys.items(), plan.lora))
+
+
+def verify_contributor(store: Store, group: str, contributor: Contributor) -> None:
+    """Damaged when an upload is not, byte for byte, what the plan says."""
+    folder = groups.upload_dir(group, contributor.episode, contributor.job)
+    artifacts.verify_files(store, folder, contributor.files, full=True)
+
+
+def versions() -> dict[str, str]:
+    """What the bytes of a merge depend on besides the plan."""
+    import torch  # lazily: slow to import, and only who merges needs it
+
+    return {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+
+
+def upload_path(store: Store, group: str, contributor: Contributor) -> str:
+    """The real path of an upload's checkpoint. Damaged when it holds no one checkpoint."""
+    folder = groups.upload_dir(group, contributor.episode, contributor.job)
+    return checkpoint_path(store, folder, contributor.files, "checkpoint")
+
+
+def model_path(store: Store, model: Global) -> str:
+    """The real path of a global model's weights. Damaged when it holds no one file of them."""
+    return checkpoint_path(store, model.folder, model.merge.files, groups.WEIGHTS_STEM)
+
+
+def checkpoint_path(store: Store, folder: str, files: tuple[FileDigest, ...], stem: str) -> str:
+    """The real path of what is to be opened of a published folder; Damaged when nothing is."""
+    try:
+        return store.path(f"{folder}/{checkpoint_name(files, stem)}")
+    except ValueError as error:
+        raise Damaged(f"{store.path(folder)}: {error}", path=store.path(folder)) from None
+
+
+Opened = tuple[list[Contribution], Checkpoint | None, Checkpoint | None]
+
+
+@contextmanager
+def _opened(store: Store, eye: GroupEye, plan: Plan, *, verified: bool = True) -> Iterator[Opened]:
+    """The contributions, the base and the optimiser state of a plan, open for reading.
+
+    `verified`: every byte of the models and the state was read and is what the plan says.
+    """
+    with ExitStack() as stack:
+
+        def opened(path: str) -> Checkpoint:
+            return stack.enter_context(open_checkpoint(path))
+
+        bases: dict[str, Checkpoint] = {}
+        base = state = None
+        if plan.base is not None:
+            model = _model(store, eye, plan.round, plan.base, verified)
+            base = bases[plan.base] = opened(model_path(store, model))
+            if plan.state is not None:
+                state = opened(_state_path(store, model, plan.state, verified))
+        inputs = []
+        for c in plan.contributors:
+            own = None
+            if c.base is not None and plan.base is not None and c.base != plan.base:
+                if c.base not in bases:
+                    model = _model(store, eye, c.episode, c.base, verified)
+                    bases[c.base] = opened(model_path(store, model))
+                own = bases[c.base]
+            checkpoint = opened(upload_path(store, plan.group, c))
+            inputs.append(Contribution(c.job, checkpoint, c.weight, own, plan.round - c.episode))
+        yield inputs, base, state
+
+
+def _model(store: Store, eye: GroupEye, episode: int, digest: str, verified: bool) -> Global:
+    """The model that an episode started from. Damaged when it is another."""
+    model = eye.model(episode)
+    folder = groups.global_dir(eye.group, episode)
+    path = store.path(folder)
+    if model is None:
+        raise Damaged(f"{path} is missing, which round {episode} started from", path=path)
+    if model.merge.digest != digest:
+        raise Damaged(f"{path} is another model than the plan says", path=path)
+    artifacts.verify_files(store, folder, model.merge.files, full=verified)
+    return model
+
+
+def _state_path(store: Store, model: Global, digest: str, verified: bool) -> str:
+    path = store.path(model.folder)
+    if model.merge.state_digest != digest:
+        raise Damaged(f"{path} has another optimiser state than the plan says", path=path)
+    artifacts.verify_files(store, model.folder, model.merge.state, full=verified)
+    return f"{path}/{model.merge.state[0].name}"

@@ -1,0 +1,87 @@
+"""What is removed once a round is published, so that a group that runs for weeks fills no disk.
+
+Uploads and models of old rounds go; plans and `merge.json` stay, a few kilobytes a round. They are
+the chain that `fedavg verify` walks, and as long as they are there nobody can publish a round again
+under its old name. What an aggregator that was killed left half made goes as well.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from fsworker.protocol import artifacts, federation, fsfolders, rounds
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.layout import groups, jobs
+
+log = logging.getLogger(__name__)
+
+LEFTOVER_AGE = 600.0
+"""Seconds without a change after which a half-made folder counts as left over, where it could be
+that of another aggregator at work."""
+
+
+def retire(store: Store, group: str, newest: int, keep: int, since: int = 0) -> int:
+    """Remove what rounds before the last `keep` ones left, once `newest` is merged.
+
+    Models of rounds below `since` are gone already, and their folders, which stay, are not looked
+    into. Gives the first round that is kept, which is the next `since`.
+    """
+    uploads = _numbers(store, groups.uploads_dir(group))
+    for number in rounds.retired(newest, keep, uploads):
+        folder = groups.round_uploads_dir(group, number)
+        for name in federation.names(store, folder):
+            fsfolders.remove_tree(store, f"{folder}/{name}", first=artifacts.DONE)
+        fsfolders.remove_tree(store, folder)
+    refused = _numbers(store, groups.refusals_dir(group))
+    for number in rounds.retired(newest, keep, refused):
+        fsfolders.remove_tree(store, groups.refused_dir(group, number))
+    models = [jobs.parse_before_name(n) for n in federation.names(store, groups.globals_dir(group))]
+    # The model that round n gave is the one that episode n + 1 starts from.
+    for number in rounds.retired(
+        newest + 1, keep, (n for n in models if n is not None and n >= since)
+    ):
+        _strip(store, groups.global_dir(group, number))
+    return newest - keep + 1
+
+
+def remove_leftovers(store: Store, group: str, *, alone: bool, now: float | None = None) -> None:
+    """Remove what aggregators that were killed left half made.
+
+    `alone`: this process holds the lock, so nobody else makes rounds and models; even if that is
+    not true no harm is done, since who misses his folder makes another. All else goes when it is
+    old, `now` by the file server's clock: it may be of a command at work.
+    """
+    own = (groups.globals_dir(group), groups.rounds_dir(group))
+    for folder in (*own, groups.group_dir(group), groups.members_dir(group)):
+        for name in federation.names(store, folder):
+            path, temporary = f"{folder}/{name}", name.startswith((".tmp~", ".probe~"))
+            if temporary and ((alone and folder in own) or _old(store, path, now)):
+                log.info("removing %s, which was begun and not ended", store.path(path))
+                if not fsfolders.remove_tree(store, path):
+                    store.remove_quietly(path)
+
+
+def _old(store: Store, path: str, now: float | None) -> bool:
+    try:
+        return now is not None and now - fsfolders.last_change(store, path) > LEFTOVER_AGE
+    except OSError:
+        return False
+
+
+def _strip(store: Store, folder: str) -> None:
+    """Remove all of a model but its record."""
+    try:
+        there = fsfolders.entries(store, folder)
+    except OSError:
+        return  # the next time
+    for entry in reversed(there):
+        path = f"{folder}/{entry.name}"
+        if entry.kind == "folder":
+            fsfolders.remove_tree(store, path)
+        elif entry.name != groups.MERGE_FILE:
+            store.remove_quietly(path)
+
+
+def _numbers(store: Store, folder: str) -> list[int]:
+    found = (jobs.parse_after_name(name) for name in federation.names(store, folder))
+    return [number for number in found if number is not None]
