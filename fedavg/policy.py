@@ -53,10 +53,9 @@ class Policy:
         `*=mean` can be said of a whole model.
         """
         for pattern, action in self.patterns:
-            averages = action in ("rule", "mean")
-            if fnmatch.fnmatchcase(entry.key, pattern):
-                if entry.dtype in FLOAT_DTYPES or not averages:
-                    return action
+            fits = entry.dtype in FLOAT_DTYPES or action not in ("rule", "mean")
+            if fits and fnmatch.fnmatchcase(entry.key, pattern):
+                return action
         if entry.dtype in FLOAT_DTYPES:
             return _of_float(entry)
         if entry.dtype in INTEGER_DTYPES:

@@ -20,11 +20,12 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Chunk:
-    """The same n coordinates of everything that a rule may look at. A rule changes none of it.
+    """The same n coordinates of everything that a rule may look at, in float64.
 
-    `models` (K, n), any floating type, rows in the order of the participants' ids; `weights` K
-    positive numbers; `staleness` K counts of rounds since the participant's base; `base` (n,)
-    float64, the global model x, where the rule needs it; `state` (n,) float64 each, by name.
+    `models` (K, n), rows in the order of the participants' ids: a rule may overwrite these, and
+    nothing else. `weights` K positive numbers; `staleness` K counts of rounds since the
+    participant's base; `base` (n,), the global model x, where the rule needs it; `state` (n,) each,
+    by name.
     """
 
     models: Tensor

@@ -1,8 +1,9 @@
 """The merge rules: pure functions from chunks of K models to a chunk of one, and their registry.
 
 To add a rule: write one function here, give it one line in RULES, and one row in the property test
-(`tests/unit/test_strategies.py`). A rule sees one chunk at a time, all in float64 but the models,
-and knows neither files nor keys, so it is right for every key if it is right for one coordinate.
+(`tests/unit/test_strategies.py`). A rule sees one chunk at a time, all of it in float64, and knows
+neither files nor keys, so it is right for every key if it is right for one coordinate. It may use
+the models' rows for its own ends.
 
 Notation as in the papers: x is the global model that the round started from, w_k a participant's
 model, n_k its sample count, Δ = Σ n_k w_k / Σ n_k − x.
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedavg import selection
-from fedavg.arithmetic import ordered, weighted_mean, widen
+from fedavg.arithmetic import ordered, weighted_mean
 from fedavg.rule import ABOVE_ZERO, BELOW_ONE, Chunk, Kind, Param, Params, Rule, State, bind
 from fsworker.errors import UsageError
 
@@ -71,7 +72,7 @@ def fedbuff(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
     x = _base(chunk)
     total = torch.zeros_like(x)
     for row, staleness in zip(chunk.models, chunk.staleness, strict=True):
-        total.add_(widen(row) - x, alpha=1 / math.sqrt(1 + staleness))
+        total.add_(row.sub_(x), alpha=1 / math.sqrt(1 + staleness))
     return x + total.mul_(p["lr"] / len(chunk.models)), {}
 
 
@@ -82,7 +83,8 @@ def median(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
     middle = len(rows) // 2
     if len(rows) % 2:
         return rows[middle], {}
-    return _middle_of(rows[middle - 1], rows[middle]), {}
+    # Halves first: their sum cannot overflow.
+    return rows[middle - 1].mul_(0.5).add_(rows[middle], alpha=0.5), {}
 
 
 def trimmed_mean(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
@@ -90,19 +92,12 @@ def trimmed_mean(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
     rows = ordered(chunk.models)
     cut = trimmed(len(rows), p["beta"])
     kept = rows[cut : len(rows) - cut]
-    total = kept[0].clone()
-    for row in kept[1:]:
-        total.add_(row)
-    return total.div_(len(kept)), {}
+    return weighted_mean(kept, (1.0,) * len(kept)), {}
 
 
 def trimmed(count: int, beta: float) -> int:
     """⌊β · count⌋, where 0.29 of 100 is 29 though the product of floats is below it."""
     return math.floor(beta * count + 1e-9)
-
-
-def _middle_of(a: Tensor, b: Tensor) -> Tensor:
-    return a * 0.5 + b * 0.5  # a + b could overflow
 
 
 def _base(chunk: Chunk) -> Tensor:

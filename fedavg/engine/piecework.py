@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedavg.arithmetic import narrow, squared_distances, widen
+from fedavg.arithmetic import narrow, squared_distances
 from fedavg.engine.pieces import Piece, blocks
 from fedavg.engine.reading import Reader, bytes_of, dtype_of
 from fedavg.engine.statefile import state_dtype, state_key
@@ -24,6 +24,8 @@ from fedavg.strategies import RULES
 
 Put = Callable[[str, int, memoryview], None]
 """(key, first byte, bytes) of the output."""
+Blocks = Callable[[slice], tuple[Tensor, Tensor | None]]
+"""A block of a piece to its models (K, n) and its base (n,)."""
 PutState = Callable[[str, str, int, memoryview], None]
 """(value, key, first byte, bytes) of the optimiser state."""
 
@@ -81,24 +83,25 @@ class Models:
     def read(
         self, piece: Piece, need_base: bool
     ) -> Callable[[slice], tuple[Tensor, Tensor | None]]:
-        """Read a piece; the result gives of each block the models (K, n) and the base (n,)."""
+        """Read a piece; the result gives of each block the models (K, n) and the base (n,).
+
+        Both in float64, valid until the next block.
+        """
         at = (piece.key, piece.start, piece.stop)
         inputs, reader = self._inputs, self._reader
         models = reader.rows("models", inputs.models, *at)
         base = None
         if inputs.base is not None and (need_base or self._moved):
-            base = reader.rows("base", [inputs.base], *at)[0]
-        own = [reader.rows(f"base {i}", [b], *at)[0] for i, b in enumerate(inputs.bases)]
+            base = reader.rows("base", [inputs.base], *at)
+        own = [reader.rows(f"base {i}", [b], *at) for i, b in enumerate(inputs.bases)]
 
         def block(part: slice) -> tuple[Tensor, Tensor | None]:
-            x = None if base is None else widen(base[part])
-            rows = models[:, part]
-            if self._moved:
+            wide = reader.wide("models", models[:, part])
+            x = None if base is None else reader.wide("base", base[:, part])[0]
+            for k, i in self._moved:
                 assert x is not None
-                rows = widen(rows)
-                for k, i in self._moved:
-                    rows[k].sub_(widen(own[i][part])).add_(x)
-            return rows, x
+                wide[k].sub_(reader.wide("own", own[i][:, part])[0]).add_(x)
+            return wide, x
 
         return block
 
@@ -126,17 +129,18 @@ class Merger:
         block = self._models.read(piece, kind.needs_base)
         state = self._read_state(piece, kind)
         dtype = dtype_of(self._inputs.models[0].entries[piece.key].dtype)
-        out = self._reader.space("out", 1, count, dtype)[0]
+        reader = self._reader
+        out = reader.space("out", 1, count, dtype)[0]
         for part in blocks(count, len(self._inputs.models)):
             models, x = block(part)
-            wide = {name: widen(kept[part]) for name, kept in state.items()}
-            chunk = Chunk(models, self._inputs.weights, x, wide, self._inputs.staleness)
+            wide = {name: reader.wide(name, kept[None, part])[0] for name, kept in state.items()}
             if kind.robust and not is_finite(models):
                 raise NotFinite(piece)
+            chunk = Chunk(models, self._inputs.weights, x, wide, self._inputs.staleness)
             value, kept = kind.apply(chunk, self._rule.numbers)
             if not fits(value, dtype):
                 raise NotFinite(piece)
-            narrow(value, out[part])
+            narrow(value, out[part], reader.space("spare", 1, len(value), torch.float64)[0])
             for name, values in kept.items():
                 if not fits(values, state[name].dtype):
                     raise NotFinite(piece)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedavg.arithmetic import widen
 from fedavg.formats.base import Checkpoint
 
 
@@ -38,6 +39,14 @@ class Reader:
         for source, row in zip(sources, matrix, strict=True):
             source.read_into(key, start * size, stop * size, bytes_of(row))
         return matrix
+
+    def wide(self, purpose: str, rows: Tensor) -> Tensor:
+        """A float64 copy of a matrix of floats."""
+        count, length = rows.shape
+        out = self.space(f"wide {purpose}", count, length, torch.float64)
+        if rows.dtype == torch.float16:
+            rows = self.space("float32", count, length, torch.float32).copy_(rows)
+        return widen(rows, out)
 
 
 def dtype_of(name: str) -> torch.dtype:

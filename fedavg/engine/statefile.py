@@ -36,6 +36,12 @@ def check_state(
     state: Checkpoint, rule: Rule, entries: Mapping[str, Entry], keys: Iterable[str]
 ) -> None:
     """Unmergeable when a state is not that of this rule and these keys."""
+    made_by = state.rest.get("__metadata__.rule")
+    if made_by != rule.name:
+        raise Unmergeable(
+            f"{state.path} is the optimiser state of {made_by or 'no rule that is known'}, not of "
+            f"{rule.name}: start anew without it"
+        )
     wanted = {state_key(value, key): entries[key] for key in keys for value in rule.kind.state}
     for name, entry in wanted.items():
         found = state.entries.get(name)
