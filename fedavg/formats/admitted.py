@@ -7,6 +7,7 @@ scalars by both of their spellings, which become Python's numbers: so the output
 from __future__ import annotations
 
 import struct
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,9 +40,11 @@ class NumpyDtype:
 
 
 def find(module: str, name: str) -> Global:
-    """The admitted name, in Python 3's spelling. NotAdmitted for any other."""
+    """The admitted name; NotAdmitted for any other. Both in the spelling of Python 3, since up to
+    protocol 2 pickles are written, and would be loaded, with that of Python 2.
+    """
+    module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
     full = f"{module}.{name}"
-    full = full.replace("__builtin__.", "builtins.", 1) if module == "__builtin__" else full
     if full in CALLS or full in VALUES:
         return Global(full)
     raise NotAdmitted(full)
@@ -78,7 +81,7 @@ def build(instance: object, state: object) -> None:
     elif isinstance(instance, NumpyDtype) and type(state) is tuple and len(state) > 1:
         instance.order = str(state[1])
     else:
-        raise NotMerged(f"it sets the state of {_name_of(instance)}")
+        raise NotMerged(f"it sets the state of {name_of(instance)}")
 
 
 def _is_size(value: object) -> bool:
@@ -150,7 +153,7 @@ def _rebuild_v3(
 ) -> Tensor:
     name = dtype.name.removeprefix("torch.") if isinstance(dtype, Global) else ""
     if name not in ITEMSIZE:
-        raise NotMerged(f"it holds a tensor of {_name_of(dtype)}")
+        raise NotMerged(f"it holds a tensor of {name_of(dtype)}")
     tensor = _tensor(stored, offset, shape, strides, name)
     return _with_gradient(tensor, requires_grad, hooks, metadata)
 
@@ -217,7 +220,10 @@ def _complex(real: object, imaginary: object) -> complex:
     return complex(real, imaginary)
 
 
-def _name_of(value: object) -> str:
+def name_of(value: object) -> str:
+    """What a node is called in a sentence."""
+    if isinstance(value, NumpyDtype):
+        return NUMPY_DTYPE
     return value.name if isinstance(value, (Global, Call)) else type(value).__name__
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from fedavg.formats import keys, nodes, torchwrite, unpickle
+from fedavg.formats import admitted, keys, nodes, torchwrite, unpickle
 from fedavg.formats.base import Checkpoint, Entry, Plan
 from fedavg.formats.contents import Region
 from fedavg.formats.dtypes import ITEMSIZE
@@ -129,7 +129,7 @@ def _checked(leaf: object, key: str, extent: Extent) -> object:
         flat = [] if isinstance(leaf, nodes.Global) else [leaf]
     odd = next((v for v in flat if not isinstance(v, nodes.PLAIN)), None)
     if odd is not None:
-        raise UnsupportedCheckpoint(extent.name, f"{key!r:.200} holds a {type(odd).__name__}")
+        raise UnsupportedCheckpoint(extent.name, f"{key!r:.200} holds a {admitted.name_of(odd)}")
     return leaf
 
 

@@ -9,6 +9,7 @@ is no fall-back: any other name or operation refuses the file.
 from __future__ import annotations
 
 import pickletools
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +20,13 @@ from fedavg.formats.nodes import Call, Table, is_key
 MAX_PICKLE = 64 << 20
 """Bytes. Tensors take about 200 each in a pickle, so this is some 300,000 of them."""
 MAX_OPERATIONS = 12_000_000
+MAX_NAMES = 5
 MAX_INT = 255
 """Bytes of an integer: what torch's restricted loader reads again."""
 
 _MARK = object()
+_GARBLED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error)
+"""What operations on the wrong values raise."""
 
 
 def load(data: bytes, where: str) -> object:
@@ -40,10 +44,10 @@ def load(data: bytes, where: str) -> object:
     try:
         return _run(data)
     except admitted.NotAdmitted as error:
-        raise UnsafeCheckpoint(where, str(error)) from None
+        raise UnsafeCheckpoint(where, ", ".join(_names(data, str(error)))) from None
     except admitted.NotMerged as error:
         raise UnsupportedCheckpoint(where, str(error)) from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except _GARBLED as error:
         detail = str(error) or type(error).__name__
         raise DamagedCheckpoint(where, f"its pickle cannot be read: {detail:.200}") from None
 
@@ -63,6 +67,22 @@ def _run(data: bytes) -> object:
             )
         step(machine, argument)
     return machine.pop_last()
+
+
+def _names(data: bytes, first: str) -> list[str]:
+    """The name that was refused, then others that would be: older protocols name a helper first."""
+    found = [first]
+    try:
+        for operation, argument, _ in pickletools.genops(data):
+            if operation.name in ("GLOBAL", "INST"):
+                assert isinstance(argument, str)
+                try:
+                    admitted.find(*argument.split(" ", 1))
+                except admitted.NotAdmitted as error:
+                    found.append(str(error))
+    except _GARBLED:
+        pass  # as far as it can be read
+    return list(dict.fromkeys(found))[:MAX_NAMES]
 
 
 class _Machine:
@@ -154,6 +174,11 @@ class _Machine:
         assert isinstance(known, list)
         self.stack.append(Call("builtins.set", ([*known, *values],)))
 
+    def dict_of(self, _: None) -> None:
+        values = self.pop_mark()
+        self.stack.append(Table())
+        self._set(values)
+
     def tuple_of(self, count: int) -> None:
         values = [self.pop() for _ in range(count)]
         self.stack.append(tuple(reversed(values)))
@@ -195,6 +220,8 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "EMPTY_SET": lambda m, _: m.stack.append(Call("builtins.set", ([],))),
     "EMPTY_TUPLE": lambda m, _: m.stack.append(()),
     "TUPLE": lambda m, _: m.stack.append(tuple(m.pop_mark())),
+    "LIST": lambda m, _: m.stack.append(m.pop_mark()),
+    "DICT": _Machine.dict_of,
     "TUPLE1": lambda m, _: m.tuple_of(1),
     "TUPLE2": lambda m, _: m.tuple_of(2),
     "TUPLE3": lambda m, _: m.tuple_of(3),

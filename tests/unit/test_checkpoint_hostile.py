@@ -1,0 +1,343 @@
+"""Checkpoints that would run something, or exhaust something, if they were loaded."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import io
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedavg.checkpoint import (
+    DamagedCheckpoint,
+    UnsafeCheckpoint,
+    UnsupportedCheckpoint,
+    open_checkpoint,
+)
+from fsworker.errors import FleetError
+
+pytestmark = pytest.mark.unit
+
+Refusal = (DamagedCheckpoint, UnsafeCheckpoint, UnsupportedCheckpoint)
+
+
+def archive(path: Path, data: bytes, **members: bytes) -> Path:
+    """A file as torch.save lays it out, with this pickle."""
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("archive/data.pkl", data)
+        made.writestr("archive/version", "3\n")
+        for name, content in members.items():
+            made.writestr("archive/data/" + name, content)
+    return path
+
+
+class Runs:
+    """Pickles as a call of `function` with `args`."""
+
+    def __init__(self, function: Any, *args: object) -> None:
+        self.call = (function, args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call
+
+
+class Plain:
+    """A class of nobody's."""
+
+    def __init__(self) -> None:
+        self.x = 1
+
+
+HOSTILE = [
+    (Runs(os.system, "touch {marker}"), "posix.system"),
+    (Runs(eval, "open('{marker}', 'w')"), "builtins.eval"),
+    (Runs(exec, "open('{marker}', 'w')"), "builtins.exec"),
+    (Runs(subprocess.Popen, "touch {marker}"), "subprocess.Popen"),
+    (Runs(getattr, 1, "real"), "builtins.getattr"),
+    (Runs(torch.load, "{marker}"), "torch.serialization.load"),
+    (Runs(__import__, "os"), "builtins.__import__"),
+    (argparse.Namespace(lr=0.1), "argparse.Namespace"),
+    (collections.deque([1]), "collections.deque"),
+    (np.zeros(2), "numpy._core."),
+    (np.dtype("f8"), "numpy.dtype"),
+    (torch.nn.Linear(1, 1), "torch.nn.modules.linear.Linear"),
+    (Path("x"), "pathlib.PosixPath"),
+    (range(3), "builtins.range"),
+    (frozenset({1}), "frozenset"),
+    (print, "builtins.print"),
+    (int, "builtins.int"),
+]
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize(("value", "name"), HOSTILE, ids=[name for _, name in HOSTILE])
+def test_what_names_code_is_refused_by_file_and_by_name_and_runs_nothing(
+    tmp_path: Path, value: Any, name: str, protocol: int
+) -> None:
+    marker = tmp_path / "ran"
+    if isinstance(value, Runs):
+        text, *others = (str(a).replace("{marker}", str(marker)) for a in value.call[1])
+        value = Runs(value.call[0], text, *others)
+    path = archive(tmp_path / "upload.pt", pickle.dumps({"w": [value]}, protocol))
+    with pytest.raises(Refusal) as caught:
+        open_checkpoint(path)
+    assert str(path) in str(caught.value) and name.lower() in str(caught.value).lower()
+    assert "\n" not in str(caught.value)
+    if not isinstance(value, (np.dtype, frozenset)):
+        assert isinstance(caught.value, UnsafeCheckpoint)
+        assert name in caught.value.name and caught.value.exit_code == 5
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["fedavg.cli.main", "tests.nowhere.f", "torch.no_such_thing"])
+def test_names_are_looked_up_and_never_imported(tmp_path: Path, name: str) -> None:
+    module, _, function = name.rpartition(".")
+    data = f"\x80\x02c{module}\n{function}\n)R.".encode("latin1")
+    before = set(sys.modules)
+    with pytest.raises(UnsafeCheckpoint, match=name):
+        open_checkpoint(archive(tmp_path / "upload.pt", data))
+    assert set(sys.modules) == before
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+ODD = {
+    "an instance by INST": (b"(ios\nsystem\n.", "os.system"),
+    "a call of a string": (b"\x80\x02" + text("os.system") + b")R.", "str"),
+    "a call of a value": (b"\x80\x02ctorch\nfloat32\n)R.", "torch.float32"),
+    "a call without a tuple": (b"\x80\x02ccollections\nOrderedDict\n]R.", "no tuple"),
+    "a new object": (b"\x80\x02ccollections\nOrderedDict\n)\x81.", "NEWOBJ"),
+    "an extension code": (b"\x80\x02\x82\x01.", "EXT1"),
+    "a state for a dict": (b"\x80\x02}}b.", "state"),
+    "a state for a size": (b"\x80\x02ctorch\nSize\n)\x85R}b.", "torch.Size"),
+    "a module as persistent id": (b"\x80\x02" + text("module") + b"\x85Q.", "storage"),
+    "a persistent id of text": (b"P0\n.", "PERSID"),
+    "an append to a dict": (b"\x80\x02}Na.", "appends"),
+    "an item of a list": (b"\x80\x02]NNs.", "item"),
+    "an unhashable key": (b"\x80\x02}]Ns.", "list for a key"),
+    "a dict's key that is a name": (b"\x80\x02}ctorch\nfloat32\nNs.", "Global for a key"),
+    "an unhashable key in a tuple": (b"\x80\x02}]\x85Ns.", "tuple for a key"),
+    "an unknown memo": (b"\x80\x02h\x05.", "pickle"),
+    "an empty stack": (b"\x80\x02.", "pickle"),
+    "two values": (b"\x80\x02NN.", "unfinished"),
+    "a mark at the end": (b"\x80\x02(.", "value is missing"),
+    "a mark in a tuple": (b"\x80\x02(\x85.", "value is missing"),
+    "no end": (b"\x80\x02N", "pickle"),
+    "more after its end": (b"\x80\x02N.N.", "bytes follow"),
+    "an unknown operation": (b"\x80\x02\xff.", "pickle"),
+    "no pickle": (b"<html>", "pickle"),
+    "nothing": (b"", "pickle"),
+    "a text longer than the file": (b"\x80\x04\x8d" + b"\xff" * 7 + b"\x7f.", "pickle"),
+    "a frame longer than the file": (b"\x80\x04\x95" + b"\xff" * 7 + b"\x7fN.", "archive"),
+    "a numpy scalar of objects": (
+        pickle.dumps(np.float64(1)).replace(b"f8", b"O8"), "O8",
+    ),
+    "a numpy scalar cut short": (
+        b"\x80\x02cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\n" + text("f8") + b"\x89\x88\x87R"
+        b"c_codecs\nencode\n" + text("abc") + text("latin1") + b"\x86R\x86R.", "pickle",
+    ),
+    "bytes by another codec": (
+        b"\x80\x02c_codecs\nencode\n" + text("abc") + text("hex") + b"\x86R.", "spelt",
+    ),
+    "a zero-filled bytearray": (b"\x80\x02c__builtin__\nbytearray\nJ\0\0\0\x7f\x85R.", "bytearray"),
+    "a set of lists": (b"\x80\x02}" + text("s") + b"c__builtin__\nset\n]]a\x85Rs.", "list"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_pickles_are_refused_in_one_sentence(tmp_path: Path, case: str) -> None:
+    data, word = ODD[case]
+    path = archive(tmp_path / "upload.pt", data)
+    if word == "archive":  # frames are advice; what is in them counts
+        with pytest.raises(UnsupportedCheckpoint, match="single value"):
+            open_checkpoint(path)
+        return
+    with pytest.raises(Refusal) as caught:
+        open_checkpoint(path)
+    assert str(path) in str(caught.value) and word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def laughs(times: int) -> bytes:
+    """A list of ten of a list of ten of …, by memo: 10 to the power of `times` leaves."""
+    data = b"\x80\x02]q\x00"
+    for level in range(times):
+        get = b"h" + bytes([level])
+        data += b"](" + get * 10 + b"e" + b"q" + bytes([level + 1])
+    return data + b"."
+
+
+BOMBS = {
+    "ten billion leaves": laughs(10),
+    "ten billion leaves with values": laughs(10).replace(b"]q\x00", b"](NNNeq\x00"),
+    "a list that holds itself": b"\x80\x02]q\x00(h\x00h\x00e.",
+    "a dict that holds itself": b"\x80\x02}q\x00" + text("d") + b"h\x00s.",
+    "100,000 tuples in each other": b"\x80\x02N" + b"\x85" * 100_000 + b".",
+    "attributes that hold themselves":
+        b"\x80\x02ccollections\nOrderedDict\n)R}q\x00" + text("d") + b"h\x00sb.",
+    "an enormous integer": b"\x80\x02\x8b\x00\x00\x10\x00" + b"\x7f" * (1 << 20) + b".",
+    "an enormous decimal integer": b"I" + b"9" * 100_000 + b"\n.",
+    "a key of a million characters": b"\x80\x02}" + text("k" * 1_000_000) + b"Ns.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BOMBS)
+def test_a_small_file_cannot_take_much_memory_or_time(tmp_path: Path, case: str) -> None:
+    path = archive(tmp_path / "upload.pt", BOMBS[case])
+    with pytest.raises(Refusal, match=r"upload\.pt"):
+        open_checkpoint(path)
+
+
+def test_a_memo_of_large_numbers_takes_no_memory(tmp_path: Path) -> None:
+    data = b"\x80\x02}" + text("w") + b"Nr" + struct.pack("<I", 2**32 - 1) + b"s."
+    with open_checkpoint(archive(tmp_path / "upload.pt", data)) as checkpoint:
+        assert dict(checkpoint.rest) == {"w": None}
+
+
+def tensor(
+    offset: int = 0, shape: tuple[int, ...] = (2,), strides: tuple[int, ...] = (1,), count: int = 2
+) -> bytes:
+    """The pickle of `{"w": tensor}` over a float storage of `count` elements."""
+
+    def sizes(values: tuple[int, ...]) -> bytes:
+        return pickle.dumps(values, 2)[2:-1]
+
+    return (
+        b"\x80\x02}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage")
+        + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + pickle.dumps(count, 2)[2:-1]
+        + b"tQ" + pickle.dumps(offset, 2)[2:-1] + sizes(shape) + sizes(strides)
+        + b"\x89ccollections\nOrderedDict\n)RtRs."
+    )  # fmt: skip
+
+
+GEOMETRY = {
+    "beyond its storage": (tensor(shape=(3,)), "reaches beyond"),
+    "beyond by its offset": (tensor(offset=1), "reaches beyond"),
+    "beyond by its strides": (tensor(strides=(5,)), "reaches beyond"),
+    "before its storage": (tensor(offset=-1), "no view"),
+    "a negative stride": (tensor(strides=(-1,)), "sizes"),
+    "a negative size": (tensor(shape=(-2,)), "sizes"),
+    "sizes beyond any": (tensor(shape=(2**70,), strides=(0,)), "sizes"),
+    "strides of another length": (tensor(strides=(1, 1)), "number of strides"),
+    "a storage of another size": (tensor(count=3), "8 bytes, not 12"),
+    "a storage of a negative size": (tensor(count=-1), "unknown way"),
+    "a hundred dimensions": (tensor(shape=(1,) * 100, strides=(1,) * 100), "sizes"),
+}
+
+
+@pytest.mark.parametrize("case", GEOMETRY)
+def test_tensors_cannot_reach_beyond_their_bytes(tmp_path: Path, case: str) -> None:
+    data, word = GEOMETRY[case]
+    with open_checkpoint(archive(tmp_path / "good.pt", tensor(), **{"0": bytes(8)})) as good:
+        assert list(good.entries) == ["w"]
+    path = archive(tmp_path / "upload.pt", data, **{"0": bytes(8)})
+    with pytest.raises(DamagedCheckpoint, match=word):
+        open_checkpoint(path)
+
+
+def test_a_tensor_without_bytes_is_missed(tmp_path: Path) -> None:
+    path = archive(tmp_path / "upload.pt", tensor())
+    with pytest.raises(DamagedCheckpoint, match="bytes of 'w' are missing"):
+        open_checkpoint(path)
+
+
+REFUSED = {
+    "_rebuild_sparse_tensor": lambda: torch.eye(2).to_sparse(),
+    "_rebuild_qtensor": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    "_rebuild_meta_tensor_no_storage": lambda: torch.ones(2, device="meta"),
+    "resolve_conj": lambda: torch.ones(2, dtype=torch.complex64).conj(),
+    "storage": lambda: torch.ones(2).untyped_storage(),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("word", REFUSED)
+def test_tensors_of_other_kinds_are_refused(tmp_path: Path, word: str) -> None:
+    torch.save({"w": REFUSED[word]()}, tmp_path / "upload.pt")
+    with pytest.raises(Refusal, match=word):
+        open_checkpoint(tmp_path / "upload.pt")
+
+
+# -- anything at all
+
+
+def look(path: Path) -> None:
+    """Open a checkpoint and read all of it; whatever it is, errors are the project's."""
+    try:
+        with open_checkpoint(path) as checkpoint:
+            for key, entry in checkpoint.entries.items():
+                size = min(entry.nbytes, 1 << 16) // entry.itemsize * entry.itemsize
+                checkpoint.read_into(key, 0, size, memoryview(bytearray(size)))
+    except FleetError as error:
+        assert str(path) in str(error) and "\n" not in str(error)
+
+
+def _seed() -> bytes:
+    file = io.BytesIO()
+    value = {"a": torch.ones(3, 2).t(), "b": {"n": np.float64(1), "s": {1}, "l": [1, "x", None]}}
+    torch.save(value | {"m": torch.nn.Linear(1, 1).state_dict()}, file)
+    return file.getvalue()
+
+
+SEED = _seed()
+with zipfile.ZipFile(io.BytesIO(SEED)) as _archive:
+    PICKLE = _archive.read("archive/data.pkl")
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape")
+@settings(max_examples=300)
+@given(
+    st.lists(st.tuples(st.integers(0, len(SEED) - 1), st.integers(0, 255)), min_size=1, max_size=4)
+)
+def test_changed_bytes_never_lead_to_anything_but_a_refusal(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]
+) -> None:
+    data = bytearray(SEED)
+    for at, value in changes:
+        data[at] = value
+    path = tmp_path_factory.getbasetemp() / "changed.pt"
+    path.write_bytes(data)
+    look(path)
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape")
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(PICKLE) - 1), st.sampled_from(range(256)), st.integers(0, 3)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_changed_pickles_never_lead_to_anything_but_a_refusal(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int, int]]
+) -> None:
+    data = bytearray(PICKLE)
+    for at, value, length in changes:
+        data[at : at + length] = bytes([value])
+    path = archive(tmp_path_factory.getbasetemp() / "changed.pt", bytes(data), **{"0": bytes(24)})
+    look(path)
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused_in_one_sentence(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any"
+    path.write_bytes(data)
+    look(path)
