@@ -1,4 +1,4 @@
-"""What every launcher runs on a host: start, probe or stop the worker, and answer once.
+"""What every launcher runs on a host: start, probe, stop or examine, and answer once.
 
     python -m fsworker.hostside '{"marker": …, "verb": "start", "root": …, "host": …, …}'
 
@@ -81,10 +81,17 @@ def _failed(message: str) -> dict[str, Any]:
     return {"ok": False, "code": "failed", "message": message}
 
 
+def _examine(request: Mapping[str, Any]) -> dict[str, Any]:
+    from fsworker.host.examine import examine  # lazily: the other verbs are in a hurry
+
+    return examine(request)
+
+
 VERBS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "start": start,
     "probe": probe,
     "stop": stop,
+    "examine": _examine,
 }
 
 if __name__ == "__main__":

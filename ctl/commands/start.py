@@ -34,6 +34,7 @@ from ctl.params import (
 from ctl.planning import Plan, Wish
 from ctl.session import Session
 from fsworker.errors import FleetError, NotRunning, Refused, StorageError, UsageError
+from fsworker.protocol import layout
 
 
 @click.command()
@@ -96,6 +97,7 @@ from fsworker.errors import FleetError, NotRunning, Refused, StorageError, Usage
 @click.option("--log-level", help="Log level of the workers [default: INFO].")
 @click.option("--replace", is_flag=True, help="Stop the workers of a live root first.")
 @click.option("--watch", "with_watch", is_flag=True, help="Leave a watcher running.")
+@click.option("--doctor", is_flag=True, help="Examine the hosts first; a failure starts nothing.")
 @click.option("--dry-run", is_flag=True, help="Check everything, say what would be done.")
 @json_option
 @click.pass_obj
@@ -119,6 +121,8 @@ def command(session: Session, /, **options: Any) -> int:
         live = check_live(plan, options["replace"])
         if live:
             _replace(session, live)
+        if options["doctor"]:
+            _examine(session, plan, store)
         rundir.publish(plan, store)
         started = _launch(session, plan, store)
     if options["with_watch"]:
@@ -209,6 +213,19 @@ def _replace(session: Session, run: roots.Run) -> None:
     report = stop_run(session, run, session.config.get("grace"), None)
     if report.failed:
         raise Refused(f"nothing is started: {'; '.join(report.problems)}", path=run.root)
+
+
+def _examine(session: Session, plan: Plan, store: Any) -> None:
+    """Have every host examine itself; a FleetError when one of them is not fit."""
+    from ctl.doctor import measure, report  # lazily: only a start that asks for it pays
+
+    patient = measure.Patient(store, plan.manifest.functions, plan.meta.env, layout.CTL)
+    with launching.opened(plan.meta) as launcher:
+        found = measure.examine(patient, launcher, plan.hosts, session.config.get("width"))
+    report.tell(session, found)
+    failure = measure.summary(found)
+    if failure:
+        raise failure
 
 
 def _launch(session: Session, plan: Plan, store: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from fsworker.protocol.records.run import HostIdentity
 
 log = logging.getLogger(__name__)
 
-START, PROBE, STOP = "start", "probe", "stop"
+START, PROBE, STOP, EXAMINE = "start", "probe", "stop", "examine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,9 @@ class Launcher(Protocol):
     ) -> Stopped:
         """End launch `launch` and those before; never by KILL unless `kill_after` is given."""
 
+    def examine(self, host: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What the host measures of itself; see `fsworker.host.examine`."""
+
     def close(self) -> None:
         """Let go of every connection."""
 
@@ -117,7 +120,7 @@ class ScriptLauncher:
     """
 
     name: ClassVar[str]
-    verbs: frozenset[str] = frozenset({START, PROBE, STOP})
+    verbs: frozenset[str] = frozenset({START, PROBE, STOP, EXAMINE})
 
     def __init__(
         self,
@@ -198,6 +201,13 @@ class ScriptLauncher:
             raise _refusal(host, STOP, reply)
         left = tuple(_state(item) for item in reply.get("left") or ())
         return Stopped(bool(reply.get("was_running")), left, _sentences(reply.get("warnings")))
+
+    def examine(self, host: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What the host measures of itself; see `fsworker.host.examine`."""
+        reply = self._ask(host, EXAMINE, asked, self.timeouts.command)
+        if not reply["ok"]:
+            raise _refusal(host, EXAMINE, reply)
+        return reply
 
     def _ask(
         self, host: str, verb: str, fields: Mapping[str, Any], budget: float

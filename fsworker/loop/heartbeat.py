@@ -6,7 +6,6 @@ it is said once, and the next one tries again.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import platform
@@ -17,6 +16,7 @@ from typing import Any
 
 import fsworker
 from fsworker import identity
+from fsworker.digest import package_digest
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Owner
@@ -94,20 +94,6 @@ class Pulse:
             log.warning("the heartbeat is written again")
         self._trouble = False
         return True
-
-
-def package_digest() -> str:
-    """Twelve hex digits that differ when the code of this package does."""
-    digest = hashlib.sha256()
-    top = os.path.dirname(fsworker.__file__)
-    for folder, folders, files in os.walk(top):
-        folders[:] = sorted(f for f in folders if not f.startswith(("_", ".")))
-        for name in sorted(f for f in files if f.endswith(".py")):
-            path = os.path.join(folder, name)
-            digest.update(os.path.relpath(path, top).encode())
-            with open(path, "rb") as file:
-                digest.update(file.read())
-    return digest.hexdigest()[:12]
 
 
 def _identify(host: str) -> Identity:

@@ -107,3 +107,25 @@ def test_the_controller_may_go_and_the_workers_stay(ctl: Ctl, rig: HostRig) -> N
     wait_until(lambda: not host.inside(*sessions).stdout.split(), what="the end of all sessions")
     wait_until(lambda: ctl.status(root)["hosts"][0]["raw"]["seq"] > seq + 1, what="more beats")
     assert ctl("stop").returncode == 0
+
+
+def test_hosts_are_examined_over_ssh_and_an_unfit_one_keeps_all_from_starting(
+    ctl: Ctl, rig: HostRig
+) -> None:
+    rig.add("n1", login="echo noise; printf '12345\\n'\n")
+    root = ctl.runs / "run"
+    one = ctl("doctor", "n1", "--root", str(ctl.runs), "--fn", ECHO)
+    assert one.returncode == 0, one.stdout
+    assert one.stdout.splitlines()[-1] in ("1 ok, 0 warn, 0 fail", "0 ok, 1 warn, 0 fail")
+    both = ctl("start", "--doctor", "--root", str(root), "--fn", ECHO)
+    assert both.returncode == 1
+    assert "1 of 2 hosts are not fit: n2" in both.stderr.splitlines()[-1]
+    assert "note: fail n2 " in both.stderr
+    assert with_environ(ctl.entry) == [] and not (root / "manifest.json").exists()
+    rig.add("n2")
+    good = ctl("start", "--doctor", "--root", str(root), "--fn", ECHO)
+    assert good.returncode == 0, good.stderr
+    live = ctl("doctor", "--json")
+    assert live.returncode == 0, live.stdout
+    assert not [n for n in os.listdir(root / "ctl") if n.startswith(".doctor")]
+    assert ctl("stop").returncode == 0

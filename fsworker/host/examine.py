@@ -1,0 +1,174 @@
+"""What a host measures of itself for the doctor: nothing is changed, and nothing is judged here.
+
+Everything is tried for real: the functions are imported, a file is written and synced, and how
+long the other side takes to see a file is measured by asking it for an answer. Each measurement
+stands by itself; one that fails says why and the others go on.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import fsworker
+from fsworker.digest import package_digest
+from fsworker.host.logind import session_warnings
+from fsworker.protocol.fsops import Store
+
+NEEDED = ("filelock", "msgpack", "psutil")
+"""The installed packages that a worker uses."""
+TRIAL = 1 << 20
+"""Bytes that are written to see whether a quota or a full disk says no."""
+ANSWER_WITHIN = 15.0
+LOOK_EVERY = 0.02
+IMPORT_WITHIN = 60.0
+_SSHD = "/etc/ssh/sshd_config"
+
+
+def examine(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure. `request`: root, host, a `folder` for trials, `functions`, the workers' `env`."""
+    store, folder, host = Store(request["root"]), str(request["folder"]), str(request["host"])
+    facts: dict[str, Any] = {"ok": True, "problems": {}}
+    steps: dict[str, Callable[[], object]] = {
+        "python": _python,
+        "packages": _packages,
+        "functions": lambda: _functions(request.get("functions") or (), request.get("env") or {}),
+        "mounts": lambda: _read("/proc/self/mountinfo"),
+        "real_root": lambda: os.path.realpath(store.root),
+        "space": lambda: _space(store),
+        "limits": _limits,
+        "login": session_warnings,
+        "sshd": lambda: _read(_SSHD),
+        "clock": lambda: _clock(store, folder, host),
+        "visibility": lambda: _visibility(store, folder, host),
+        "rename": lambda: _rename(store, folder, host),
+        "trial": lambda: _trial(store, folder, host),
+    }
+    begun = time.monotonic()
+    for name, step in steps.items():
+        try:
+            facts[name] = step()
+        except OSError as error:
+            facts["problems"][name] = error.strerror or str(error)
+        except Exception as error:
+            facts["problems"][name] = f"{type(error).__name__}: {error}"
+    facts["took"] = time.monotonic() - begun
+    return facts
+
+
+def _python() -> dict[str, str]:
+    return {
+        "version": platform.python_version(),
+        "path": sys.executable,
+        "shardfleet": fsworker.__version__,
+        "digest": package_digest(),
+        "hostname": platform.node(),
+    }
+
+
+def _packages() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in NEEDED:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def _functions(names: Sequence[str], env: Mapping[str, str]) -> dict[str, str | None]:
+    """Why each function cannot be imported here, in a process of its own; None where it can."""
+    code = "import sys; from fsworker import functions; functions.resolve(sys.argv[1])"
+    found: dict[str, str | None] = {}
+    for name in names:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", code, name],
+                check=False,
+                env={**os.environ, **env},
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=IMPORT_WITHIN,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired:
+            found[name] = f"its import takes longer than {IMPORT_WITHIN:g} s"
+            continue
+        lines = done.stderr.strip().splitlines()
+        said = lines[-1] if lines else f"its import ended with exit code {done.returncode}"
+        found[name] = said.removeprefix("fsworker.errors.Refused: ") if done.returncode else None
+    return found
+
+
+def _space(store: Store) -> dict[str, int]:
+    room = os.statvfs(store.root)
+    return {
+        "free": room.f_bavail * room.f_frsize,
+        "size": room.f_blocks * room.f_frsize,
+        "inodes_free": room.f_favail,
+        "inodes": room.f_files,
+    }
+
+
+def _limits() -> dict[str, list[int]]:
+    return {
+        "files": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
+        "processes": list(resource.getrlimit(resource.RLIMIT_NPROC)),
+    }
+
+
+def _clock(store: Store, folder: str, host: str) -> float:
+    """Seconds by which this host's clock is ahead of the file server's."""
+    probe = f"{folder}/clock~{host}"
+    before = time.time()
+    store.put(probe, b"")
+    after = time.time()
+    return (before + after) / 2 - store.read_with_mtime(probe)[1]
+
+
+def _visibility(store: Store, folder: str, host: str) -> float:
+    """Seconds from publishing a file until the other side's answer to it is seen here."""
+    begun = time.monotonic()
+    store.publish(f"{folder}/call~{host}", b"")
+    while f"answer~{host}" not in store.scan(folder):
+        if time.monotonic() - begun > ANSWER_WITHIN:
+            raise TimeoutError(errno.ETIMEDOUT, f"no answer was seen in {ANSWER_WITHIN:g} s")
+        time.sleep(LOOK_EVERY)
+    return time.monotonic() - begun
+
+
+def _rename(store: Store, folder: str, host: str) -> dict[str, Any]:
+    """Seconds that a rename takes, and whether a folder in use is safe from being replaced."""
+    one, two = f"{folder}/one~{host}", f"{folder}/two~{host}"
+    for name in (one, two):
+        store.mkdir(name)
+        store.put(f"{name}/file", b"", durable=False)
+    begun = time.monotonic()
+    store.rename(f"{one}/file", f"{one}/renamed")
+    took = time.monotonic() - begun
+    try:
+        store.rename(one, two)
+    except OSError as error:
+        return {"seconds": took, "replaces": None, "error": errno.errorcode.get(error.errno or 0)}
+    return {"seconds": took, "replaces": True, "error": None}
+
+
+def _trial(store: Store, folder: str, host: str) -> float:
+    """Seconds to write, sync and close some data."""
+    begun = time.monotonic()
+    store.put(f"{folder}/trial~{host}", b"\0" * TRIAL)
+    return time.monotonic() - begun
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read(1 << 20).encode("utf-8", "replace").decode()
