@@ -200,22 +200,22 @@ class Mailbox:
         return max(eras, default=0)
 
     def _tidy(self, names: list[str]) -> None:
-        """Remove what earlier lives of our side left, but for their newest result; and, of lives of
-        the other side that have said goodbye, all but results: it was not meant for us."""
+        """Remove what earlier lives of our side left, but for their newest result.
+
+        A peer passes over agents that have ended: others may come. To an agent the goodbye that its
+        killed predecessor has not seen is meant as well.
+        """
         beats = [b for b in map(agents.parse_beat_name, names) if b and b.life.side != self._side]
-        ended = {b.life for b in beats if b.mood == agents.BYE}
-        self._over |= ended
+        if self._side == agents.PEER:
+            self._over |= {b.life for b in beats if b.mood == agents.BYE}
         letters = sorted(x for x in map(agents.parse_letter_name, names) if x)
         results = [x for x in letters if x.kind == agents.RESULT]
         mine = [x.name for x in results if x.life.side == self._side]
         kept = {*mine[-1:], *(x.name for x in results if x.life.side != self._side)}
         for name in names:
             found = self._parsed(name)
-            if (
-                found
-                and name not in kept
-                and (found.life.side == self._side or found.life in ended)
-            ):
+            ours = found is not None and (found.life.side == self._side or found.life in self._over)
+            if ours and name not in kept:
                 self._store.remove_quietly(f"{self.folder}/{name}")
 
     def _see_beat(self, sight: Sight, beat: Beat) -> None:

@@ -393,6 +393,24 @@ def test_goodbye_ends_the_agent_and_leaves_nothing(agent: Agent, root: Path) -> 
         peer.send_task("train", "t2", *GOOD)
 
 
+def test_an_agent_that_is_started_after_the_goodbye_is_done_at_once(root: Path) -> None:
+    Mailbox(Store(root), "a", agents.AGENT).enter()  # and then it was killed
+    with Peer("a", root=root) as peer:
+        wait_until(lambda: peer.connected, what="connected")
+        peer.bye(0.1)
+    with Agent("a", root=root) as agent, pytest.raises(AgentClosed, match="said goodbye"):
+        agent.get_task(30)
+    assert os.listdir(root / agents.AGENTS) == []
+
+
+def test_nothing_is_left_for_an_agent_that_is_known_to_have_ended(root: Path) -> None:
+    Mailbox(Store(root), "a", agents.AGENT).enter()
+    with Peer("a", root=root) as peer:
+        peer.send_task("train", "t1", *GOOD)
+        peer.bye(agent_ended=True)
+    assert os.listdir(root / agents.AGENTS) == []
+
+
 def test_stopping_ends_who_waits(root: Path) -> None:
     agent = Agent("a", root=root)
     agent.start()

@@ -377,13 +377,23 @@ def test_a_new_life_removes_what_its_predecessors_left_but_their_last_result(roo
     assert peer.look().other == Beat(second.life, 0, agents.NEW)
 
 
-def test_a_goodbye_and_what_came_before_it_is_not_meant_for_a_later_life(root: Path) -> None:
-    peer = enter(root, "peer")
-    peer.write(agents.TASK, b"old")
-    peer.beat(peer.look(), agents.BYE)
+def test_a_new_peer_passes_over_an_agent_that_has_ended_but_not_its_result(root: Path) -> None:
     agent = enter(root, "agent")
-    sight = agent.look()
-    assert sight.other is None and not sight.incoming and len(names(root)) == 1
+    agent.write(agents.RESULT, b"result")
+    agent.write(agents.REPLY, b"reply")
+    agent.beat(agent.look(), agents.BYE)
+    peer = enter(root, "peer")
+    sight = peer.look()
+    assert sight.other is None and [peer.read(x) for x in sight.incoming] == [b"result"]
+    assert len(names(root)) == 2
+
+
+def test_a_goodbye_that_a_killed_agent_has_not_seen_is_for_the_next_one_too(root: Path) -> None:
+    enter(root, "agent")
+    peer = enter(root, "peer")
+    peer.beat(peer.look(), agents.BYE)
+    other = enter(root, "agent").look().other
+    assert other is not None and other.mood == agents.BYE
 
 
 def test_clearing_leaves_what_later_lives_wrote(root: Path) -> None:
