@@ -49,6 +49,7 @@ def request_for(meta: LaunchMeta, host: str) -> LaunchRequest:
         shard=worker.shard,
         concurrency=worker.concurrency,
         slots=worker.slots,
+        job_slots=worker.job_slots,
         respawn=meta.respawn,
         python=meta.python,
         env=dict(meta.env),

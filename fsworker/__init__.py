@@ -24,6 +24,7 @@ _LAZY = {
     "TaskExpired": _REMOTE,
     "TaskTimeout": _REMOTE,
     "WorkerDied": _REMOTE,
+    "report": "fsworker.reporting",
 }
 _MODULES = ("rewards",)
 """Modules that users reach as attributes of the package."""
@@ -41,6 +42,7 @@ __all__ = [
     "TaskTimeout",
     "WorkerDied",
     "__version__",
+    "report",
     "rewards",
 ]
 

@@ -40,10 +40,17 @@ def cli() -> None:
 @click.option("--host", required=True, help="The name under which this host is allowed.")
 @click.option(
     "--concurrency",
-    type=click.IntRange(1, MOST_SLOTS),
+    type=click.IntRange(0, MOST_SLOTS),
     default=48,
     show_default=True,
-    help="Slots.",
+    help="Slots; 0: this worker runs jobs alone.",
+)
+@click.option(
+    "--job-slots",
+    type=click.IntRange(0, MOST_SLOTS),
+    default=1,
+    show_default=True,
+    help="Training jobs that run at once.",
 )
 @click.option("--slot-mem", callback=_read(size), metavar="SIZE", help="Memory of a slot, as 2G.")
 @click.option("--gpus", callback=_read(gpus), metavar="N|LIST", help="GPUs for the slots.")
@@ -73,6 +80,7 @@ def run(
     shard: int,
     host: str,
     concurrency: int,
+    job_slots: int,
     slot_mem: int | None,
     gpus: str | None,
     slots_per_gpu: int | None,
@@ -99,7 +107,9 @@ def run(
         raise UsageError(f"--root {root!r} must be an absolute path")
     number = launch if launch is not None else _launch_from_environment()
     terms = SlotTerms(slot_mem, gpus, slots_per_gpu, slot_async)
-    options = Options(root, shard, host, concurrency, number, grace, terms)
+    if not concurrency and not job_slots:
+        raise UsageError("--concurrency 0 and --job-slots 0 leave the worker nothing to do")
+    options = Options(root, shard, host, concurrency, number, grace, terms, job_slots)
     code = Worker(options).run()
     if code:
         sys.exit(code)

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import importlib
 import selectors
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fsworker.protocol.records.slots import SlotTerms
 from fsworker.slots.backlog import Work
 
-TASKS = "tasks"
+TASKS, JOBS = "tasks", "job"
 
-EXECUTORS = {TASKS: "fsworker.slots.tasks:TaskExecutor"}
+EXECUTORS = {
+    TASKS: "fsworker.slots.tasks:TaskExecutor",
+    JOBS: "fsworker.jobs.executor:JobExecutor",
+}
 
 
 @dataclass(frozen=True)
@@ -38,15 +41,26 @@ class Setting:
     """What each slot gets."""
     slot_env: Sequence[Mapping[str, str]] = ()
     """The environment of each slot, beside `env`, which is that of all."""
+    job_slots: int = 0
+    max_deaths: int = 3
+    spared: Callable[[], set[int]] = set
+    """The children of the worker that are not of this kind of work."""
+
+    def sparing(self, pids: Callable[[], set[int]]) -> Setting:
+        """The same, for a kind of work that is not alone on its worker."""
+        return replace(self, spared=pids)
 
 
 class Executor(Protocol):
     """A kind of work. Nothing here waits; `step` is called whenever the selector woke up."""
 
-    ready: bool
-    """Whether it can take work."""
-    refused: str | None
-    """The sentence with which it declines to ever take any."""
+    @property
+    def ready(self) -> bool:
+        """Whether it can take work."""
+
+    @property
+    def refused(self) -> str | None:
+        """The sentence with which it declines to ever take any."""
 
     def room(self) -> int:
         """How many more tasks it wants now."""
@@ -76,9 +90,26 @@ class Executor(Protocol):
         """End every process."""
 
 
+class Jobs(Executor, Protocol):
+    """The kind of work that takes hours: besides, it can be asked to come to an end."""
+
+    def wind_down(self) -> float:
+        """Let each job save what it can and go back; the seconds that they may take for it."""
+
+    def pids(self) -> set[int]:
+        """The processes that are its own children of the worker."""
+
+
 def kind_of(meta: Mapping[str, Any]) -> str:
     """The kind of work that a batch's meta names."""
     return str(meta.get("kind") or TASKS)
+
+
+def open_jobs(setting: Setting, selector: selectors.BaseSelector) -> Jobs:
+    """The executor of jobs."""
+    executor: Any = open_executor(JOBS, setting, selector)
+    jobs: Jobs = executor
+    return jobs
 
 
 def open_executor(kind: str, setting: Setting, selector: selectors.BaseSelector) -> Executor:

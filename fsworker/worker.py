@@ -16,15 +16,16 @@ import socket
 import time
 from typing import Any
 
-from fsworker import executors
 from fsworker.errors import Busy, FleetError, Refused
-from fsworker.executors import Executor, Setting
+from fsworker.executors import Setting
 from fsworker.life import hostlock, lifefiles
 from fsworker.loop import admission, surroundings
 from fsworker.loop.cancelling import Cancelling
+from fsworker.loop.crew import Crew
 from fsworker.loop.custody import Custody
 from fsworker.loop.heartbeat import BEAT_EVERY, Pulse
 from fsworker.loop.intake import Intake
+from fsworker.loop.jobintake import JobIntake
 from fsworker.loop.neighbours import Neighbours
 from fsworker.loop.options import Options
 from fsworker.protocol import layout, ledger
@@ -40,6 +41,7 @@ log = logging.getLogger("fsworker.worker")
 
 STOP_EVERY = 2.0
 LOOK_EVERY = 0.05
+JOB_LOOK_EVERY = 0.2
 RECLAIM_EVERY = 1.0
 
 
@@ -97,8 +99,11 @@ class Worker:
                 )
         except OSError as error:
             raise storage_error(error, "write to", self._store.root) from error
-        self._executor: Executor = executors.open_executor(executors.TASKS, setting, self._selector)
+        self._executor = Crew(setting, self._selector)
         self._intake = Intake(self._store, manifest, options.host, options.shard)
+        room = self._executor.job_room
+        jobs = JobIntake(self._store, options.shard, manifest.shard_count, room)
+        self._intake.saw_jobs = jobs.saw
         self._custody = Custody(
             self._store,
             manifest,
@@ -106,6 +111,7 @@ class Worker:
             self._executor,
             self._intake,
             self._pulse.counters,
+            jobs,
         )
         self._cancelling = Cancelling(self._store, self._executor)
         self._neighbours = Neighbours(self._store, options.host, self._intake)
@@ -124,6 +130,8 @@ class Worker:
             allow=manifest.allow,
             terms=options.slots,
             slot_env=slot_env,
+            job_slots=options.job_slots,
+            max_deaths=manifest.max_deaths,
         )
 
     def _refuse(self, error: FleetError) -> None:
@@ -148,6 +156,8 @@ class Worker:
             due = min(due, self._due["stop"])
         if not self._served or self._executor.busy():
             due = min(due, now + LOOK_EVERY)
+        elif self._executor.jobs()[0]:
+            due = min(due, now + JOB_LOOK_EVERY)
         if self._deadline is not None:
             due = min(due, self._deadline)
         return max(0.0, min(due - now, BEAT_EVERY))
@@ -163,6 +173,7 @@ class Worker:
             self._custody.turn(now, touched)
             if self._taking():
                 self._custody.take(now)
+                self._custody.take_job(now)
             # Between the claim and the first task: what is cancelled in time never runs.
             if self._cancelling.turn(now, self._custody.holdings) or self._taking():
                 self._custody.note(now, self._executor.step(now))
@@ -188,6 +199,8 @@ class Worker:
             draining=self._deadline is not None,
             slots_busy=self._executor.busy(),
             slots_total=self._executor.total(),
+            jobs_busy=self._executor.jobs()[0],
+            jobs_total=self._executor.jobs()[1],
             **state,
         )
 
@@ -241,7 +254,9 @@ class Worker:
         self._drain(0.0)
 
     def _drain(self, grace: float) -> None:
-        deadline = time.monotonic() + grace
+        # A job that is told to save may take longer than what tasks are given.
+        patience = self._executor.wind_down() if grace > 0 else 0.0
+        deadline = time.monotonic() + max(grace, patience)
         if self._deadline is None:
             self._deadline = deadline
             self._due["beat"] = 0.0

@@ -16,6 +16,7 @@ from fsworker.loop import suspects
 from fsworker.loop.heartbeat import Counters
 from fsworker.loop.holding import Holding
 from fsworker.loop.intake import Intake
+from fsworker.loop.jobintake import JobIntake
 from fsworker.loop.suspects import Suspect
 from fsworker.protocol import ledger
 from fsworker.protocol.fsops import Store
@@ -45,11 +46,14 @@ class Custody:
         executor: Executor,
         intake: Intake,
         counters: Counters,
+        jobs: JobIntake | None = None,
     ) -> None:
         self.owner = owner
         self.holdings: dict[str, Holding] = {}
         self._store, self._manifest = store, manifest
         self._executor, self._intake, self._counters = executor, intake, counters
+        self._jobs = jobs
+        self._returning: dict[str, Holding] = {}
         self._suspects: dict[str, Suspect] = {}
         self._finished: dict[str, Holding] = {}
         self._unread: dict[str, Holding] = {}
@@ -66,10 +70,13 @@ class Custody:
     def due(self, now: float, *, taking: bool) -> float:
         """When `turn` or `take` has something to do next."""
         due = self._check_due
-        for holding in (*self._finished.values(), *self._unread.values()):
-            due = min(due, max(holding.due, now))
+        for group in (self._finished, self._unread, self._returning):
+            for holding in group.values():
+                due = min(due, max(holding.due, now))
         if self.holdings:
             due = min(due, self._parts_due)
+        if taking and self._jobs and self._jobs.room() > 0 and self._at_ease():
+            due = min(due, self._jobs.due)
         head = self._intake.head
         if not taking or not self._may_take() or (head and self._must_wait(head)):
             return due
@@ -84,6 +91,9 @@ class Custody:
         for key, suspect in list(self._suspects.items()):
             self._advance(key, suspect, now)
         self._commit(now)
+        for holding in list(self._returning.values()):
+            if now >= holding.due and holding.give_back():
+                self._let_go(holding)
         if now >= self._parts_due:
             self._parts_due = now + 0.5
             for holding in self.holdings.values():
@@ -98,6 +108,17 @@ class Custody:
         for work in touched:
             self._note(work, now)
 
+    def take_job(self, now: float) -> None:
+        """Claim one job if there is a slot for it."""
+        if self._jobs is None or self._jobs.room() <= 0 or not self._at_ease():
+            return
+        token = self._jobs.next(now)
+        if token is not None:
+            claimed = self._claim(token)
+            self._jobs.took(token, now)
+            if claimed is not None:
+                self._hold(claimed, now)
+
     def take(self, now: float) -> None:
         """Claim batches as long as there is room for them."""
         deadline = now + TURN
@@ -105,11 +126,7 @@ class Custody:
             token = self._intake.next(now, steal=True)
             if token is None or self._must_wait(token):
                 return
-            try:
-                claimed = self._store.run(ledger.claim(self.owner, token))
-            except OSError as error:
-                log.error("cannot claim batch %s: %s", token.batch, error)
-                claimed = None
+            claimed = self._claim(token)
             self._intake.took(token, won=claimed is not None, now=now)
             if claimed is not None:
                 self._losses = 0
@@ -120,6 +137,13 @@ class Custody:
                     self._losses = 0
                     self.check_folder(now)  # without a folder of ours no claim can succeed
             now = time.monotonic()
+
+    def _claim(self, token: Token) -> Token | None:
+        try:
+            return self._store.run(ledger.claim(self.owner, token))
+        except OSError as error:
+            log.error("cannot claim batch %s: %s", token.batch, error)
+            return None
 
     def check_folder(self, now: float) -> None:
         """See what the own folder holds: adopt what is not known, drop what is gone."""
@@ -191,12 +215,15 @@ class Custody:
 
     def _must_wait(self, token: Token) -> bool:
         """A suspect is executed alone: it is not taken before our hands are empty."""
-        return token.deaths > 0 and bool(self.holdings)
+        return token.deaths > 0 and any(not h.token.is_job for h in self.holdings.values())
 
     def _may_take(self) -> bool:
+        return self._executor.room() > 0 and self._at_ease()
+
+    def _at_ease(self) -> bool:
         stuck = any(h.trouble for h in self.holdings.values())
         alone = any(h.suspect for h in self.holdings.values())
-        return not (stuck or alone or self._unread) and self._executor.room() > 0
+        return not (stuck or alone or self._unread)
 
     def _hold(self, token: Token, now: float) -> None:
         holding = Holding(self._store, self.owner, token, now)
@@ -249,6 +276,11 @@ class Custody:
         holding = self.holdings.get(work.key)
         if holding is None:
             return
+        if work.returned is not None:
+            if work.returned != "drain" and self._jobs:
+                self._jobs.decline(holding.token.batch, now)
+            self._returning[work.key] = holding
+            return
         counted = self._counters
         counted.done += len(work.results) - holding.counted
         holding.counted = len(work.results)
@@ -263,7 +295,8 @@ class Custody:
 
     def _let_go(self, holding: Holding) -> None:
         key = holding.key
-        for group in (self.holdings, self._finished, self._unread, self._suspects):
+        groups = (self.holdings, self._finished, self._unread, self._suspects, self._returning)
+        for group in groups:
             group.pop(key, None)
         self._executor.drop(key)
         holding.over = True

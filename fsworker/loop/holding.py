@@ -62,8 +62,11 @@ class Holding:
 
     @property
     def suspect(self) -> bool:
-        """Whether a worker is proven to have died while it held this batch."""
-        return self.token.deaths > 0
+        """Whether a worker is proven to have died while it held this batch of tasks.
+
+        A job is not: it is alone in its batch, and what it died of is its runner's business.
+        """
+        return self.token.deaths > 0 and not self.token.is_job
 
     @property
     def committing(self) -> bool:
@@ -223,6 +226,7 @@ class Holding:
             "timeout": timeout,
             "batch": self.token.batch,
             "attempt": self.token.attempt,
+            "owner": self.owner.name if self.token.is_job else None,
             "retries": meta.get("retries"),
             "queue_limit": meta.get("queue_limit"),
         }

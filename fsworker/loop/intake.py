@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fsworker.protocol import layout, turns
 from fsworker.protocol.fsops import Store
@@ -70,6 +70,8 @@ class Intake:
         self.home = Pause(HOME_IDLE)
         self.foreign = Pause(FOREIGN_IDLE)
         self._trouble = False
+        self.saw_jobs: Callable[[int, list[Token], float], None] = lambda *_: None
+        """Told of the jobs in each listing, which are not for who executes tasks."""
 
     @property
     def head(self) -> Token | None:
@@ -128,10 +130,12 @@ class Intake:
             return
         self._trouble = False
         self._listed, self._lost = now, 0
-        tokens = (layout.parse_inbox_name(shard, name) for name in names)
+        tokens = [t for name in names if (t := layout.parse_inbox_name(shard, name))]
+        jobs = [t for t in tokens if t.is_job]
+        self.saw_jobs(shard, jobs, now)
         self._found.extend(
             arrange(
-                (t for t in tokens if t),
+                (t for t in tokens if not t.is_job) if jobs else tokens,
                 newest_first=shard not in self._homes,
                 rank=self._rank,
                 sharers=self._sharers if shard == self._home else 1,

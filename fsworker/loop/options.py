@@ -18,3 +18,4 @@ class Options:
     launch: int = 0
     grace: float = 10.0
     slots: SlotTerms = field(default_factory=SlotTerms)
+    job_slots: int = 0

@@ -44,6 +44,8 @@ class Work:
     failed: int = 0
     timeouts: int = 0
     started: bool = False
+    returned: str | None = None
+    """Why it shall go back to its inbox, in a word; None while it shall not."""
 
     @property
     def finished(self) -> bool:

@@ -50,6 +50,7 @@ class TaskExecutor:
             start=setting.slot_start,
             env=setting.env,
             inherits=setting.inherits,
+            spared=setting.spared,
             allow=setting.allow,
             slot_env=setting.slot_env,
         )

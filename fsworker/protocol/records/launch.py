@@ -23,6 +23,7 @@ class LaunchRequest:
     shard: int
     concurrency: int = 48
     slots: SlotTerms = field(default_factory=SlotTerms)
+    job_slots: int = 1
     respawn: bool = True
     python: str | None = None
     env: dict[str, str] = field(default_factory=dict)
@@ -46,4 +47,5 @@ class LaunchRequest:
         argv = [self.python or python, "-m", "fsworker", "run", "--root", self.root]
         argv += ["--shard", str(self.shard), "--host", self.host]
         argv += ["--concurrency", str(self.concurrency), "--launch", str(self.launch)]
-        return [*argv, "--log-level", self.log_level, *self.slots.argv()]
+        argv += ["--job-slots", str(self.job_slots), "--log-level", self.log_level]
+        return [*argv, *self.slots.argv()]

@@ -41,6 +41,7 @@ class WorkerSpec:
     shard: int
     concurrency: int = 48
     slots: SlotTerms = field(default_factory=SlotTerms)
+    job_slots: int = 1
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,8 @@ class Heartbeat(_Record):
     refused: str | None = None
     slots_busy: int = 0
     slots_total: int = 0
+    jobs_busy: int = 0
+    jobs_total: int = 0
     claimed: int = 0
     done: int = 0
     failed: int = 0

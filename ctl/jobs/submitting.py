@@ -1,0 +1,167 @@
+"""Submitting jobs: everything that can be wrong is found first, then each is one token.
+
+A job's folder is made before its token, by one rename that only one submit can win, so an id is
+used once. Jobs are dealt out to the shards of workers that have job slots, those with free ones
+first. A group is made or joined before anything of it is submitted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from ctl.beats import HEARTBEAT_LIMIT
+from ctl.jobs.board import Board
+from ctl.roots import Run
+from fsworker.client.submitter import Submitter
+from fsworker.errors import FormatError, NotRunning, Refused, StorageError, UsageError
+from fsworker.protocol import artifacts, federation, fsfolders, jobstate, layout, packing, segment
+from fsworker.protocol.fsops import storage_error
+from fsworker.protocol.layout import Token
+from fsworker.protocol.records.job import Job
+from fsworker.protocol.records.round import Group
+from fsworker.protocol.records.run import Heartbeat, WorkerSpec
+from fsworker.protocol.segment import Segment
+
+log = logging.getLogger(__name__)
+
+KIND = "job"
+
+
+def submit(run: Run, jobs: Sequence[Job]) -> list[Token]:
+    """Submit jobs, all of one group or of none. Nothing is submitted unless all can be."""
+    for job in jobs:
+        check(run, job)
+    _check_group(run, jobs)
+    shards = choose_shards(run, len(jobs))
+    made: list[Job] = []
+    try:
+        for job in jobs:
+            _make_folder(run, job)
+            made.append(job)
+        _join(run, jobs)
+    except (Refused, StorageError, FormatError):
+        for job in made:
+            _undo(run, job)
+        raise
+    tokens = []
+    life = layout.new_incarnation()
+    for job, shard in zip(jobs, shards, strict=True):
+        token = Token(layout.batch_id(layout.job_stream(job.job_id), life, 0), shard)
+        send(run, job, token, life)
+        tokens.append(token)
+    return tokens
+
+
+def send(run: Run, job: Job, token: Token, life: str) -> None:
+    """Put the token of a job into an inbox."""
+    record = packing.pack([job.job_id, [job.to_json().decode()]])
+    meta = {"stream": layout.job_stream(job.job_id), "kind": KIND, "created": time.time()}
+    if job.after is not None:
+        meta["after"] = job.after
+    submitter = Submitter(run.store, life)
+    submitter.prepare(token, segment.encode(Segment(segment.BATCH, meta, [record])))
+    submitter.enqueue(token)
+    submitter.sync([token.shard])
+
+
+def check(run: Run, job: Job) -> None:
+    """UsageError for a job that cannot be, NotRunning for one that follows an unknown one."""
+    if (problem := job.problem()) is not None:
+        raise UsageError(f"the job cannot be: {problem}")
+    if job.after is not None and jobstate.read_job(run.store, job.after) is None:
+        raise NotRunning(f"there is no job {job.after!r} in {run.root} to follow")
+    if not any(worker.job_slots for worker in workers(run)):
+        raise Refused(f"no worker of {run.root} has job slots: start it with --job-slots")
+
+
+def workers(run: Run) -> tuple[WorkerSpec, ...]:
+    """The workers of the run as it is now."""
+    return (run.meta or run.manifest).workers
+
+
+def choose_shards(run: Run, count: int) -> list[int]:
+    """Where jobs go: to workers with free job slots in turn, then to all that have job slots."""
+    able = [worker for worker in workers(run) if worker.job_slots]
+    busy = _busy(run)
+    waiting = Counter(job.shard for job in Board.look(run).pending.values())
+    free: Counter[int] = Counter()
+    for worker in able:
+        free[worker.shard] += worker.job_slots - busy.get(worker.host, 0)
+    free.subtract(waiting)
+    chosen = []
+    for _ in range(count):
+        shard = max(sorted(free), key=lambda s: free[s])
+        free[shard] -= 1
+        chosen.append(shard)
+    return chosen
+
+
+def _busy(run: Run) -> dict[str, int]:
+    found = {}
+    for worker in workers(run):
+        path = layout.status_path(worker.host)
+        try:
+            beat: Heartbeat = Heartbeat.from_json(run.store.read(path, HEARTBEAT_LIMIT), path)
+        except (OSError, FormatError):
+            continue
+        found[worker.host] = beat.jobs_busy
+    return found
+
+
+def _check_group(run: Run, jobs: Sequence[Job]) -> None:
+    """Refused for a group that can never run at once, has another size, or is full."""
+    first = jobs[0]
+    group, size = first.federation_group_id, first.federation_size
+    if group is None or size is None:
+        return
+    slots = sum(worker.job_slots for worker in workers(run))
+    if size > slots:
+        raise Refused(
+            f"group {group!r} has {size} participants, who must run at once, and {run.root} has "
+            f"{slots} job slots: start more workers, or give them more with --job-slots"
+        )
+    if group in federation.all_groups(run.store):
+        there = federation.read_group(run.store, group)
+        taken = len(federation.members(run.store, group))
+        if there.size != size:
+            raise Refused(f"group {group!r} has {there.size} participants, not {size}")
+        if taken + len(jobs) > size:
+            raise Refused(
+                f"group {group!r} has {taken} of its {size} participants: "
+                f"{len(jobs)} more are too many"
+            )
+    elif len(jobs) > size:
+        raise Refused(f"{len(jobs)} jobs are too many for group {group!r} of {size}")
+
+
+def _join(run: Run, jobs: Sequence[Job]) -> None:
+    group, size = jobs[0].federation_group_id, jobs[0].federation_size
+    if group is None or size is None:
+        return
+    federation.create_group(run.store, Group(group, size, episodes=jobs[0].episodes))
+    for job in jobs:
+        federation.join(run.store, group, job.job_id)
+
+
+def _make_folder(run: Run, job: Job) -> None:
+    target = layout.jobs.job_dir(job.job_id)
+    prepared = artifacts.prepare(run.store, target)
+    try:
+        run.store.put(f"{prepared}/{layout.jobs.JOB_FILE}", job.to_json())
+    except OSError as error:
+        raise storage_error(error, "write", run.store.path(target)) from None
+    if not artifacts.publish(run.store, prepared, target):
+        raise Refused(f"there is a job {job.job_id!r} in {run.root}: take another id")
+
+
+def _undo(run: Run, job: Job) -> None:
+    """Take back what was made for a job that was not submitted."""
+    if job.federation_group_id is not None:
+        try:
+            federation.leave(run.store, job.federation_group_id, job.job_id)
+        except (StorageError, FormatError) as error:
+            log.warning("job %s may still have its place in its group: %s", job.job_id, error)
+    fsfolders.remove_tree(run.store, layout.jobs.job_dir(job.job_id))
