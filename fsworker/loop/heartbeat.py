@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import fsworker
-from fsworker import identity
+from fsworker import identity, inventory
 from fsworker.digest import package_digest
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
@@ -41,7 +41,7 @@ class Pulse:
     def __init__(self, store: Store, owner: Owner, launch: int, shard: int) -> None:
         self.owner = owner
         self.counters = Counters()
-        self.inventory: dict[str, Any] = {}
+        self.inventory: dict[str, Any] = inventory.here().fields()
         self._store = store
         self._seq = 0
         self._trouble = False

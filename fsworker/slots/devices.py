@@ -11,12 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fsworker.errors import Refused
+from fsworker.inventory.grants import MASKS, OVERRIDE, visible
 from fsworker.protocol.records.slots import SlotTerms
-
-OVERRIDE = "FLEET_GPUS"
-MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-_NOTHING = ("-1", "NoDevFiles", "void", "none")
-"""How masks say that no device, and none after it, is visible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +55,11 @@ def find(asked: str | None, environ: Mapping[str, str]) -> Devices:
 
 
 def _parse(text: str, source: str) -> tuple[str, ...]:
-    names: list[str] = []
-    for name in (part.strip() for part in text.split(",")):
-        if not name or name in _NOTHING:
-            break  # as the drivers read it: what follows is invisible
-        if name in names:
-            raise Refused(f"{source} names the GPU {name} twice: name each once")
-        names.append(name)
-    return tuple(names)
+    names = visible(text)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise Refused(f"{source} names the GPU {twice} twice: name each once")
+    return names
 
 
 def share(found: Devices, slots: int, per_gpu: int | None) -> list[dict[str, str]]:

@@ -183,6 +183,7 @@ ALLOWED = {
     "ctl.current": "writes the current-run file in the workspace, which is no run root",
     "ctl.cli": "lists the commands, which lie beside it",
     "fsworker.procfs": "lists /proc",
+    "fsworker.inventory.machine": "lists /dev",
     "fsworker.slots.zygote": "lists its own threads in /proc",
     "fsworker.life.detach": "lists its own descriptors in /proc",
     "fsworker.host.logind": "lists the settings of the machine's login manager",
