@@ -1,7 +1,6 @@
-"""The command group: finds commands by their files, and turns errors into exit codes.
+"""The command group, and errors to exit codes.
 
-Commands are imported when they are called, because login nodes make every import slow and
-`ctl status` is called from scripts in a loop. To add a command, add `ctl/commands/<verb>.py` with
+To add a command, add `ctl/commands/<verb>.py` with
 one click command or group in it; nothing here changes. A command returns its exit code (None is 0)
 and raises FleetError for what a user can understand; all else ends in `main`.
 """
@@ -9,18 +8,17 @@ and raises FleetError for what a user can understand; all else ends in `main`.
 from __future__ import annotations
 
 import errno
-import importlib
 import logging
 import os
-import re
 import signal
 import sys
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from ctl import stdio
+from ctl.lazy import LazyGroup, common_options
 from ctl.session import Session
 from fsworker.errors import FleetError, StorageError, UsageError
 from fsworker.protocol.fsops import storage_error
@@ -30,88 +28,6 @@ log = logging.getLogger(__name__)
 COMMANDS = os.path.join(os.path.dirname(__file__), "commands")
 INTERRUPTED, BROKEN_PIPE = 130, 141
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-_SUMMARY = re.compile(r'@click\.(?:command|group).*?\ndef .*?"""(.*?)(?:\n\s*\n|""")', re.DOTALL)
-
-
-class LazyGroup(click.Group):
-    """A group whose commands are the files of `ctl/commands`."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands, without importing one."""
-        return sorted(
-            name[:-3].replace("_", "-")
-            for name in os.listdir(COMMANDS)
-            if name.endswith(".py") and not name.startswith("_")
-        )
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the one command that was named."""
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        module = importlib.import_module("ctl.commands." + cmd_name.replace("-", "_"))
-        command = next(v for v in vars(module).values() if isinstance(v, click.Command))
-        command.name = cmd_name
-        _add_common(command)
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or name the ones that are near."""
-        import difflib  # lazily: only a typing error needs it
-
-        if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
-            hint = f"did you mean {near[0]}?" if near else "see ctl --help"
-            raise click.UsageError(f"there is no command {args[0]!r}: {hint}", ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with the first sentence of their help, read from their source."""
-        rows = [(name, _summary(name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-
-def _summary(name: str) -> str:
-    with open(os.path.join(COMMANDS, name.replace("-", "_") + ".py"), encoding="utf-8") as file:
-        found = _SUMMARY.search(file.read())
-    text = " ".join(found[1].split()) if found else ""
-    return text.split(". ")[0].rstrip(".")
-
-
-def _add_common(command: click.Command) -> None:
-    """Give a command the options that are valid before it, so that their place is free."""
-    if isinstance(command, click.Group):
-        for below in command.commands.values():
-            _add_common(below)
-    taken = {flag for p in command.params for flag in p.opts}
-    for option in _common_options():
-        if not taken.intersection(option.opts):
-            command.params.append(option)
-
-
-def _common_options() -> list[click.Option]:
-    def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-        if value:
-            setattr(ctx.find_object(Session), param.name or "", value)
-
-    return [
-        click.Option(
-            ["--config", "config_path"],
-            metavar="FILE",
-            expose_value=False,
-            callback=keep,
-            help="Read this fleet.toml.",
-        ),
-        click.Option(
-            ["--debug"],
-            is_flag=True,
-            expose_value=False,
-            callback=keep,
-            help="Log everything, and show tracebacks.",
-        ),
-    ]
 
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -128,7 +44,9 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 @click.group(
     cls=LazyGroup,
-    params=_common_options(),
+    folder=COMMANDS,
+    package="ctl.commands",
+    params=common_options(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(

@@ -28,6 +28,7 @@ from fsworker.loop.intake import Intake
 from fsworker.loop.jobintake import JobIntake
 from fsworker.loop.neighbours import Neighbours
 from fsworker.loop.options import Options
+from fsworker.loop.predecessors import Predecessors
 from fsworker.protocol import layout, ledger
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import Owner
@@ -42,7 +43,6 @@ log = logging.getLogger("fsworker.worker")
 STOP_EVERY = 2.0
 LOOK_EVERY = 0.05
 JOB_LOOK_EVERY = 0.2
-RECLAIM_EVERY = 1.0
 
 
 class Worker:
@@ -57,7 +57,8 @@ class Worker:
         self._owner = Owner(options.host, _valid(given) or layout.new_incarnation())
         self._pulse = Pulse(self._store, self._owner, options.launch, options.shard)
         self._selector = selectors.DefaultSelector()
-        self._due = {"beat": 0.0, "stop": 0.0, "reclaim": 0.0}
+        self._due = {"beat": 0.0, "stop": 0.0}
+        self._before = Predecessors(self._store)
         self._ends = 0
         self._deadline: float | None = None
         self._served = False
@@ -181,7 +182,7 @@ class Worker:
             self._renew()
         if self._taking():
             self._neighbours.turn(now, idle=self._custody.quiet)
-        if not self._served and self._executor.ready and self._reclaimed(now):
+        if not self._served and self._executor.ready and self._before.returned(self._owner, now):
             self._served = True
             self._due["beat"] = now
             log.info("ready: %d slots, shard %d", self._executor.total(), self._options.shard)
@@ -210,26 +211,6 @@ class Worker:
         error = Refused(why)
         self._refuse(error)
         return error
-
-    def _reclaimed(self, now: float) -> bool:
-        """Return what earlier lives on this host held; the lock proves that they are dead."""
-        if now < self._due["reclaim"]:
-            return False
-        self._due["reclaim"] = now + RECLAIM_EVERY
-        try:
-            owners = map(layout.parse_owner, self._store.scan(layout.CLAIMS))
-            old = [o for o in owners if o and o.host == self._owner.host and o != self._owner]
-            results = [self._reclaim(owner) for owner in old]
-            return all(results)
-        except OSError as error:
-            log.error("cannot take back what earlier lives held: %s", error)
-            return False
-
-    def _reclaim(self, owner: Owner) -> bool:
-        done = self._store.run(ledger.reclaim(owner, died=True))
-        if done.moved:
-            log.warning("%d batches of %s are back in the inbox", len(done.moved), owner.name)
-        return done.finished
 
     def _renew(self) -> None:
         """Our claims were revoked as those of a dead worker: go on under a new incarnation."""

@@ -21,7 +21,7 @@ from fsworker.loop.suspects import Suspect
 from fsworker.protocol import ledger
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Owner, Token
-from fsworker.protocol.ledger import Expelled, Move
+from fsworker.protocol.ledger import Move
 from fsworker.protocol.records.run import Manifest
 from fsworker.slots.backlog import Work
 
@@ -70,9 +70,8 @@ class Custody:
     def due(self, now: float, *, taking: bool) -> float:
         """When `turn` or `take` has something to do next."""
         due = self._check_due
-        for group in (self._finished, self._unread, self._returning):
-            for holding in group.values():
-                due = min(due, max(holding.due, now))
+        for holding in {**self._finished, **self._unread, **self._returning}.values():
+            due = min(due, max(holding.due, now))
         if self.holdings:
             due = min(due, self._parts_due)
         if taking and self._jobs and self._jobs.room() > 0 and self._at_ease():
@@ -150,8 +149,6 @@ class Custody:
         self._check_due = now + CHECK_EVERY
         try:
             tokens = self._store.run(ledger.adopt(self.owner))
-        except Expelled:
-            raise
         except OSError as error:
             log.error("cannot list the own claims: %s", error)
             return
@@ -249,9 +246,9 @@ class Custody:
         self._counters.claimed += len(work.records)
         if executors.kind_of(work.meta) not in executors.EXECUTORS:
             why = f"no executor for work of kind {work.meta['kind']!r:.60}"
-            _answer_all(work, outcomes.REFUSED, outcomes.cause("Refused", why))
+            work.answer_all(outcomes.REFUSED, outcomes.cause("Refused", why))
         elif late is not None:
-            _answer_all(work, outcomes.EXPIRED, outcomes.cause("Expired", late))
+            work.answer_all(outcomes.EXPIRED, outcomes.cause("Expired", late))
         elif evidence is not None:
             log.warning(
                 "batch %s is suspect (%d deaths): one task at a time",
@@ -295,15 +292,8 @@ class Custody:
 
     def _let_go(self, holding: Holding) -> None:
         key = holding.key
-        groups = (self.holdings, self._finished, self._unread, self._suspects, self._returning)
-        for group in groups:
+        self.holdings.pop(key, None)
+        for group in (self._finished, self._unread, self._suspects, self._returning):
             group.pop(key, None)
         self._executor.drop(key)
         holding.over = True
-
-
-def _answer_all(work: Work, status: str, why: dict[str, str]) -> None:
-    """Answer every task of a batch that is not executed."""
-    for index, task in enumerate(work.records):
-        work.results[index] = outcomes.record(index, outcomes.task_id(task), status, why, 0.0)
-    work.failed = len(work.records)

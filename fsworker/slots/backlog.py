@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsworker.outcomes import CODES, OK, TIMEOUT
+from fsworker.outcomes import CODES, OK, TIMEOUT, record, task_id
 from fsworker.slots.memory import Entry
 
 RANGE_SECONDS = 0.05
@@ -56,6 +56,12 @@ class Work:
         """Hand out every task that has no result yet."""
         everything = [(0, len(self.records))] if self.records else []
         self.pending = deque(self.missing(0, len(self.records)) if self.results else everything)
+
+    def answer_all(self, status: str, why: dict[str, str]) -> None:
+        """Answer every task: the batch is not executed."""
+        for index, task in enumerate(self.records):
+            self.results[index] = record(index, task_id(task), status, why, 0.0)
+        self.failed = len(self.records)
 
     def missing(self, first: int, end: int) -> list[tuple[int, int]]:
         """The stretches of `first` to `end` that have no results."""

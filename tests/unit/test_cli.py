@@ -15,6 +15,7 @@ import click
 import pytest
 
 from ctl import cli
+from ctl.lazy import LazyGroup
 from fsworker import errors
 
 pytestmark = pytest.mark.unit
@@ -79,10 +80,11 @@ def test_a_command_is_found_by_its_file(tmp_path: Path, monkeypatch: pytest.Monk
     import ctl.commands
 
     monkeypatch.setattr(ctl.commands, "__path__", [str(tmp_path)])
-    monkeypatch.setattr(cli, "COMMANDS", str(tmp_path))
+    assert isinstance(cli.cli, LazyGroup)
+    monkeypatch.setattr(cli.cli, "folder", str(tmp_path))
     monkeypatch.setattr(cli, "_catch_signals", lambda: None)
     assert cli.cli.list_commands(click.Context(cli.cli)) == ["say-hi"]
-    assert cli._summary("say-hi") == "Say hi to whoever asks"
+    assert cli.cli.summary("say-hi") == "Say hi to whoever asks"
     assert cli.main(["say-hi"]) == 7
 
 

@@ -181,7 +181,7 @@ ALLOWED = {
     "ctl.spool": "writes the file of results that the user named, which is in no run root",
     "ctl.gather": "removes the partial form of that file",
     "ctl.current": "writes the current-run file in the workspace, which is no run root",
-    "ctl.cli": "lists the commands, which lie beside it",
+    "ctl.lazy": "lists the commands, which lie beside it",
     "fsworker.procfs": "lists /proc",
     "fsworker.inventory.machine": "lists /dev",
     "fsworker.slots.zygote": "lists its own threads in /proc",
