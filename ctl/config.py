@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctl import slotterms, units
+from ctl.hostterms import Tables
+from ctl.hostterms import read as read_tables
 from fsworker.errors import StorageError, UsageError
 from fsworker.protocol.records import slots
 
@@ -126,6 +128,8 @@ class Config:
     file: str | None = None
     looked: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    tables: Tables = field(default_factory=Tables)
+    """What the file says about single hosts."""
 
     def get(self, name: str) -> Any:
         """The value that holds for `name`."""
@@ -149,11 +153,21 @@ def load(
     environ = os.environ if environ is None else environ
     file, looked = find_file(path, environ, cwd or _here())
     table = _read_file(file) if file else {}
+    tables = _take_tables(table, file) if file else Tables()
     notes: list[str] = []
     settings = {
         name: _resolve(name, known, environ, table, file, notes) for name, known in SETTINGS.items()
     }
-    return Config(settings, file, looked, tuple(notes))
+    return Config(settings, file, looked, tuple(notes), tables)
+
+
+def _take_tables(table: dict[str, Any], file: str) -> Tables:
+    """Take the tables about hosts out of a file's settings; hosts that they name are allowed."""
+    hosts = table.pop("hosts") if isinstance(table.get("hosts"), dict) else None
+    tables = read_tables(table.pop("defaults", None), hosts, file)
+    if hosts is not None:
+        table["hosts"] = list(tables.names)
+    return tables
 
 
 def _here() -> str | None:
@@ -195,7 +209,7 @@ def _read_file(path: str) -> dict[str, Any]:
         raise UsageError(f"{path} is not valid TOML: {error}", path=path) from None
     named = {key.replace("-", "_"): value for key, value in table.items()}
     for key in named:
-        if key not in SETTINGS:
+        if key not in SETTINGS and key != "defaults":
             import difflib  # lazily: only a typing error needs it
 
             near = difflib.get_close_matches(key, SETTINGS, 1)

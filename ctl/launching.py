@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ctl.hostterms import env_for
 from fsworker.errors import UsageError
+from fsworker.protocol.records.hostterms import HostTerms
 from fsworker.protocol.records.launch import LaunchRequest
 from fsworker.protocol.records.run import LaunchMeta, WorkerSpec
 
@@ -27,7 +29,7 @@ def open_for(meta: LaunchMeta) -> Launcher:
     from ctl.launchers import open_launcher  # lazily: it may pull in paramiko
 
     common = {"python": meta.python, "pythonpath": list(meta.pythonpath), "setup": list(meta.setup)}
-    return open_launcher(meta.launcher, {**meta.launcher_options, **common})
+    return open_launcher(meta.launcher, {**meta.launcher_options, **common}, meta.host_terms)
 
 
 @contextmanager
@@ -43,6 +45,7 @@ def opened(meta: LaunchMeta) -> Iterator[Launcher]:
 def request_for(meta: LaunchMeta, host: str) -> LaunchRequest:
     """What to ask of `host` for the launch that `meta` gives it."""
     worker = worker_of(meta, host)
+    terms = meta.host_terms.get(host, HostTerms())
     return LaunchRequest(
         root=meta.root,
         launch=meta.launches[host],
@@ -51,8 +54,8 @@ def request_for(meta: LaunchMeta, host: str) -> LaunchRequest:
         slots=worker.slots,
         job_slots=worker.job_slots,
         respawn=meta.respawn,
-        python=meta.python,
-        env=dict(meta.env),
+        python=terms.python or meta.python,
+        env=env_for(meta.env, terms),
         log_level=meta.log_level,
         wait=HOSTS_SHARE * float(meta.launcher_options.get("start_timeout", 60.0)),
     )

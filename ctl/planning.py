@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +23,7 @@ from ctl.roots import Run
 from ctl.workers import choose_workers, count_shards
 from fsworker import errors, patterns
 from fsworker.errors import Refused, UsageError
+from fsworker.protocol.records.hostterms import HostTerms
 from fsworker.protocol.records.run import LOG_LEVELS, LaunchMeta, Manifest, WorkerSpec
 
 _FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*(?:[.:][^\W\d]\w*)(?:\.[^\W\d]\w*)*")
@@ -134,6 +135,7 @@ def _meta(
         workspace=workspace,
         setup=setup_lines(config.get("setup"), pick("venv"), home),
         env=worker_env(config.get("env"), wish.env, home),
+        host_terms=host_terms(config, wish, [w.host for w in manifest.workers]),
         log_level=check_choice("log_level", str(pick("log_level")).upper(), LOG_LEVELS),
         ready_timeout=pick("ready_timeout"),
         heartbeat_stale=pick("heartbeat_stale"),
@@ -160,6 +162,17 @@ FLAGS = (
     *slotterms.NAMES,
 )
 """The options of `start` that override the setting of the same name."""
+
+
+def host_terms(config: Config, wish: Wish, hosts: Sequence[str]) -> dict[str, HostTerms]:
+    """What holds for each host of a run; a Python on the command line wins over all tables."""
+    asked = wish.flags.get("python") or wish.flags.get("venv")
+    found = {host: config.tables.terms(host) for host in hosts}
+    if asked:
+        found = {host: replace(terms, python=None) for host, terms in found.items()}
+    for terms in found.values():
+        worker_env(terms.env, (), None)
+    return {host: terms for host, terms in found.items() if terms != HostTerms()}
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> str:

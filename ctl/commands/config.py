@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import click
 
-from ctl import render
+from ctl import completion, render
 from ctl.session import Session
 
 
 @click.command()
+@click.argument("host", required=False, shell_complete=completion.hosts)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.pass_obj
-def command(session: Session, as_json: bool) -> None:
-    """Show all settings, and where each value came from."""
+def command(session: Session, host: str | None, as_json: bool) -> None:
+    """Show all settings, and where each value came from; with HOST also what holds for it alone."""
     config = session.config
+    own = config.tables.sources(host) if host else {}
     if as_json:
         settings = {
             name: {"value": setting.value, "source": setting.source}
             for name, setting in config.settings.items()
         }
-        render.document({"file": config.file, "looked": config.looked, "settings": settings})
+        told: dict[str, object] = {
+            "file": config.file,
+            "looked": config.looked,
+            "settings": settings,
+        }
+        if host:
+            here = {name: {"value": v, "source": source} for name, (v, source) in own.items()}
+            told["host"] = {"name": host, "settings": here}
+        render.document(told)
         return
     found = "this one holds" if config.file else "none is there"
     print(f"# fleet.toml: {config.file or ', '.join(config.looked)} ({found})")
     rows = [(name, _shown(s.value), s.source) for name, s in config.settings.items()]
+    rows += [(f"{host}: {name}", _shown(v), source) for name, (v, source) in own.items()]
     render.table(("setting", "value", "from"), rows)
 
 

@@ -13,6 +13,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from fsworker.errors import UsageError
+from fsworker.protocol.records.hostterms import HostTerms
 
 if TYPE_CHECKING:
     from ctl.launchers.base import Launcher
@@ -23,8 +24,14 @@ LAUNCHERS = {
 }
 
 
-def open_launcher(name: str, options: Mapping[str, Any] | None = None) -> Launcher:
+def open_launcher(
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    terms: Mapping[str, HostTerms] | None = None,
+) -> Launcher:
     """The launcher `name` with its options; UsageError names what is wrong with them.
+
+    `terms` is what differs on single hosts.
 
     Options of all: `python`, `pythonpath`, `setup` (lines for the shell) and, in seconds,
     `connect_timeout`, `start_timeout`, `command_timeout`, `stop_extra_timeout`, `retry_timeout`.
@@ -39,6 +46,7 @@ def open_launcher(name: str, options: Mapping[str, Any] | None = None) -> Launch
         "pythonpath": _texts(given.pop("pythonpath", ()), "pythonpath"),
         "setup": _texts(given.pop("setup", ()), "setup"),
         "timeouts": _timeouts(given),
+        "terms": terms,
     }
     unknown = sorted(set(given) - set(kind.options))
     if unknown:

@@ -19,9 +19,12 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
-from ctl.launchers import script
+from ctl.hostterms import setup_for
+from ctl.launchers import replies, script
 from ctl.launchers.errors import ALREADY_RUNNING, LaunchError, no_reply
+from ctl.launchers.replies import ProcessState
 from fsworker.errors import Refused
+from fsworker.protocol.records.hostterms import HostTerms
 from fsworker.protocol.records.launch import LaunchRequest
 from fsworker.protocol.records.run import HostIdentity
 
@@ -38,15 +41,6 @@ class Started:
     worker_pid: int | None
     warnings: tuple[str, ...] = ()
     adopted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessState:
-    """A process as its host sees it: alive, dead, zombie, stuck (in state D), other or unknown."""
-
-    pid: int | None
-    state: str
-    role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +123,12 @@ class ScriptLauncher:
         pythonpath: tuple[str, ...] = (),
         setup: tuple[str, ...] = (),
         timeouts: Timeouts | None = None,
+        terms: Mapping[str, HostTerms] | None = None,
     ) -> None:
         self.python = python
         self.pythonpath = pythonpath
         self.setup = setup
+        self._terms = dict(terms or {})
         self.timeouts = timeouts or Timeouts()
         self._closing = threading.Event()
 
@@ -143,6 +139,10 @@ class ScriptLauncher:
         which is normal once the sink has had enough. Raises LaunchError.
         """
         raise NotImplementedError
+
+    def terms(self, host: str) -> HostTerms:
+        """What holds for this host only."""
+        return self._terms.get(host, HostTerms())
 
     def __enter__(self) -> Self:
         return self
@@ -161,17 +161,18 @@ class ScriptLauncher:
 
     def start(self, host: str, request: LaunchRequest) -> Started:
         """Start the host's worker; returns once it runs."""
-        asked = {**asdict(request), "python": request.python or self.python}
+        python = request.python or self.terms(host).python or self.python
+        asked = {**asdict(request), "python": python}
         reply = self._ask(host, START, asked, self.timeouts.start)
         # A first try may have taken effect although its answer was lost. The launch number is
         # new for every start, so the same number is the same start.
         again = reply.get("code") == ALREADY_RUNNING and reply.get("launch") == request.launch
         if not reply["ok"] and not again:
-            raise _refusal(host, START, reply)
+            raise replies.refusal(host, START, reply)
         return Started(
-            _pid(reply.get("wrap_pid")),
-            _pid(reply.get("worker_pid")),
-            _sentences(reply.get("warnings")),
+            replies.pid(reply.get("wrap_pid")),
+            replies.pid(reply.get("worker_pid")),
+            replies.sentences(reply.get("warnings")),
             adopted=again,
         )
 
@@ -180,14 +181,14 @@ class ScriptLauncher:
         known = json.loads(identity.to_json()) if identity else None
         reply = self._ask(host, PROBE, {"root": root, "identity": known}, self.timeouts.command)
         if not reply["ok"]:
-            raise _refusal(host, PROBE, reply)
+            raise replies.refusal(host, PROBE, reply)
         return Probe(
             str(reply.get("boot_id", "")),
-            _state(reply.get("wrapper")),
-            _state(reply.get("worker")),
-            _pid(reply.get("launch")),
-            tuple(p for p in map(_pid, reply.get("strays") or ()) if p),
-            _sentences(reply.get("warnings")),
+            replies.state(reply.get("wrapper")),
+            replies.state(reply.get("worker")),
+            replies.pid(reply.get("launch")),
+            tuple(p for p in map(replies.pid, reply.get("strays") or ()) if p),
+            replies.sentences(reply.get("warnings")),
         )
 
     def stop(
@@ -198,15 +199,16 @@ class ScriptLauncher:
         patience = max(grace, kill_after or 0.0) + self.timeouts.stop_extra
         reply = self._ask(host, STOP, asked, patience)
         if not reply["ok"]:
-            raise _refusal(host, STOP, reply)
-        left = tuple(_state(item) for item in reply.get("left") or ())
-        return Stopped(bool(reply.get("was_running")), left, _sentences(reply.get("warnings")))
+            raise replies.refusal(host, STOP, reply)
+        left = tuple(replies.state(item) for item in reply.get("left") or ())
+        warnings = replies.sentences(reply.get("warnings"))
+        return Stopped(bool(reply.get("was_running")), left, warnings)
 
     def examine(self, host: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """What the host measures of itself; see `fsworker.host.examine`."""
         reply = self._ask(host, EXAMINE, asked, self.timeouts.command)
         if not reply["ok"]:
-            raise _refusal(host, EXAMINE, reply)
+            raise replies.refusal(host, EXAMINE, reply)
         return reply
 
     def _ask(
@@ -231,11 +233,13 @@ class ScriptLauncher:
 
     def _ask_once(self, host: str, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         marker = secrets.token_hex(8)
+        terms = self.terms(host)
+        python = terms.python or self.python
         body = script.build(
             {**request, "marker": marker},
-            python=self.python,
+            python=python,
             pythonpath=self.pythonpath,
-            setup=self.setup,
+            setup=setup_for(self.setup, terms),
         )
         reader = script.ReplyReader(marker)
         try:
@@ -245,48 +249,10 @@ class ScriptLauncher:
         if reader.heard:
             log.debug("host %s printed besides its reply: %s", host, reader.heard)
         if reader.reply is None:
-            raise no_reply(host, reader, status, self.python)
-        return _parse(host, reader.reply)
+            raise no_reply(host, reader, status, python)
+        return replies.parse(host, reader.reply)
 
 
 def _pause(tries: int) -> float:
     # Jitter, because those who were turned away together would come back together.
     return random.uniform(0.3, 1.0) * min(4.0, 0.25 * float(2**tries))  # noqa: S311  # no secret
-
-
-def _parse(host: str, raw: bytes) -> dict[str, Any]:
-    try:
-        reply = json.loads(raw)
-        if not isinstance(reply, dict) or not isinstance(reply.get("ok"), bool):
-            raise ValueError("it is not an object with the field 'ok'")
-    except (ValueError, RecursionError) as error:
-        said = script.clean(raw)
-        raise LaunchError(
-            f"host {host}: its reply cannot be read ({error}): {said}", host=host, stage="reply"
-        ) from None
-    return reply
-
-
-def _refusal(host: str, verb: str, reply: Mapping[str, Any]) -> LaunchError:
-    message = " ".join(str(reply.get("message") or reply.get("code") or "no reason given").split())
-    return LaunchError(
-        f"host {host}: {verb} failed: {message}",
-        host=host,
-        stage="command",
-        code=str(reply.get("code") or "failed"),
-    )
-
-
-def _state(value: object) -> ProcessState:
-    if not isinstance(value, dict):
-        return ProcessState(None, "unknown")
-    role, state = str(value.get("role", "")), str(value.get("state", "unknown"))
-    return ProcessState(_pid(value.get("pid")), state, role)
-
-
-def _pid(value: object) -> int | None:
-    return value if type(value) is int and value > 0 else None
-
-
-def _sentences(value: object) -> tuple[str, ...]:
-    return tuple(str(item) for item in value) if isinstance(value, list) else ()

@@ -66,7 +66,9 @@ class SshLauncher(ConnectedLauncher):
 
     def connect(self, host: str, end: float) -> Link:
         """A new connection to `host`; everything up to its login takes `connect` at most."""
-        settings = self._settings.get(host) or sshconfig.effective(host, self._config)
+        settings = self._settings.get(host) or sshconfig.effective(
+            host, self._config, options=self.terms(host).ssh
+        )
         bound = min(self.timeouts.connect, settings.connect_timeout or self.timeouts.connect)
         end = min(end, time.monotonic() + bound)
         self._settings.pop(host, None)  # read again after a failure: somebody may mend them

@@ -61,17 +61,27 @@ class Settings:
         return [f for f in listed if os.path.exists(f) or os.path.exists(f + ".pub")]
 
 
-def effective(host: str, config: str | None = None, timeout: float = 20.0) -> Settings:
-    """The settings of `host`, with `config` in place of the user's ssh_config. LaunchError."""
+def effective(
+    host: str,
+    config: str | None = None,
+    timeout: float = 20.0,
+    options: Mapping[str, str] | None = None,
+) -> Settings:
+    """The settings of `host`, with `config` in place of the user's ssh_config. LaunchError.
+
+    `options` win over both, as those on the command line of ssh do.
+    """
     ssh = shutil.which("ssh")
     if host.startswith("-") or not host:
         raise _error(host, f"{host!r} is not a host name")
     if ssh is None:
-        if config:
-            raise _error(host, f"no ssh is installed here, so {config} cannot be read")
+        if config or options:
+            what = config or "its ssh options"
+            raise _error(host, f"no ssh is installed here, so {what} cannot be read")
         return parse(host, {"hostname": [host]}, ("ssh",))
     base = (ssh, "-F", config) if config else (ssh,)
-    return parse(host, _ask_ssh(host, [*base, "-G", "--", host], timeout), base)
+    words = [word for k, v in (options or {}).items() for word in ("-o", f"{k}={v}")]
+    return parse(host, _ask_ssh(host, [*base, *words, "-G", "--", host], timeout), base)
 
 
 def _ask_ssh(host: str, argv: Sequence[str], timeout: float) -> dict[str, list[str]]:

@@ -13,8 +13,9 @@ import pytest
 
 from ctl.fleet import fan_out
 from ctl.launchers import LAUNCHERS, open_launcher
-from ctl.launchers.base import Launcher, ProcessState
+from ctl.launchers.base import Launcher
 from ctl.launchers.errors import LaunchError
+from ctl.launchers.replies import ProcessState
 from fsworker.protocol.records.launch import LaunchRequest
 from fsworker.protocol.records.run import HostIdentity, Identity
 from tests.rigs import hosts

@@ -129,3 +129,35 @@ def test_hosts_are_examined_over_ssh_and_an_unfit_one_keeps_all_from_starting(
     assert live.returncode == 0, live.stdout
     assert not [n for n in os.listdir(root / "ctl") if n.startswith(".doctor")]
     assert ctl("stop").returncode == 0
+
+
+def test_each_host_gets_what_its_table_says(ctl: Ctl, rig: HostRig, tmp_path: Path) -> None:
+    for name in ("n1", "n2"):
+        rig.add(name)
+    address = rig.hosts["n2"].address
+    wrong = tmp_path / "an address that only the table knows better"
+    wrong.write_text(rig.config.read_text().replace(f"HostName {address}", "HostName 192.0.2.1"))
+    assert wrong.read_text() != rig.config.read_text()
+    own = tmp_path / "own tmp"
+    with (tmp_path / "fleet.toml").open("a") as file:
+        file.write(
+            f'[hosts.n1]\nsetup = ["FROM_SETUP=yes; export FROM_SETUP"]\ntmp = "{own}"\n'
+            f'[hosts.n2]\nenv = {{ ONLY = "n2" }}\nssh = {{ Hostname = "{address}" }}\n'
+        )
+    root = ctl.runs / "run"
+    done = ctl("start", "--root", str(root), "--fn", ECHO, "--ssh-config", str(wrong))
+    assert done.returncode == 0, done.stderr
+    environs = [environ_of(pid) for pid in with_environ(ctl.entry)]
+    first, second = ([e for e in environs if e.get("FLEET_HOST") == h] for h in ("n1", "n2"))
+    assert first and second
+    assert {(e.get("TMPDIR"), e.get("FROM_SETUP"), e.get("ONLY")) for e in first} == {
+        (str(own), "yes", None)
+    }
+    assert {(e.get("FROM_SETUP"), e.get("ONLY")) for e in second} == {(None, "n2")}
+    assert own.is_dir()
+    assert ctl("stop").returncode == 0
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fsworker.protocol.records import coding
+from fsworker.protocol.records.hostterms import HostTerms
 from fsworker.protocol.records.slots import SlotTerms
 
 
@@ -92,6 +93,7 @@ class LaunchMeta(_Record):
     workspace: str | None = None
     setup: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    host_terms: dict[str, HostTerms] = field(default_factory=dict)
     log_level: str = "INFO"
     ready_timeout: float = 60.0
     heartbeat_stale: float = 15.0
