@@ -19,8 +19,11 @@ from fsworker.protocol import packing
 
 OK, ERROR, TIMEOUT, CRASHED = "ok", "error", "timeout", "crashed"
 WORKER_DIED, INVALID, REFUSED = "worker died", "invalid", "refused"
-CANCELLED, EXPIRED = "cancelled", "expired"
-STATUSES = (OK, ERROR, TIMEOUT, CRASHED, WORKER_DIED, INVALID, REFUSED, CANCELLED, EXPIRED)
+CANCELLED, EXPIRED, OUT_OF_MEMORY = "cancelled", "expired", "out of memory"
+STATUSES = (
+    *(OK, ERROR, TIMEOUT, CRASHED, WORKER_DIED, INVALID, REFUSED, CANCELLED, EXPIRED),
+    OUT_OF_MEMORY,
+)
 """In the order of the codes by which slots name them to their worker; only ever appended to."""
 
 CODES = {status: code for code, status in enumerate(STATUSES)}

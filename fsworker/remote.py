@@ -80,6 +80,10 @@ class TaskExpired(TaskError):
     """The task waited longer than its `queue_limit` allows; it was not executed."""
 
 
+class TaskOutOfMemory(TaskError, MemoryError):
+    """The task wanted more memory than a slot, or its own `memory` option, allows."""
+
+
 class AlreadyDelivered(FleetError):
     """The answer for an id was handed over before; the stream remembers that, not the answer."""
 
@@ -121,6 +125,7 @@ _CLASSES: dict[str, type[TaskError]] = {
     outcomes.WORKER_DIED: WorkerDied,
     outcomes.CANCELLED: TaskCancelled,
     outcomes.EXPIRED: TaskExpired,
+    outcomes.OUT_OF_MEMORY: TaskOutOfMemory,
 }
 
 

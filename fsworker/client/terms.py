@@ -13,8 +13,11 @@ from typing import Any
 
 from fsworker.errors import UsageError
 from fsworker.protocol import turns
+from fsworker.protocol.records.slots import size
 
 MAX_RETRIES = 100
+RESERVED = "FLEET_"
+"""How the names of variables begin that say what fleet a process is of, and whose task it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,8 @@ class Options:
     `timeout` is for each try, `queue_limit` for the time from `submit` until a worker takes the
     task, both in seconds. A task with a higher `priority` (-4 to 4) goes first. What the function
     raises is tried again `retries` times, `retry_delay` seconds later, if its type is named in
-    `retry_on` (`ValueError`, `package.module.Error` or `Error`; empty: whatever is raised).
+    `retry_on` (`ValueError`, `package.module.Error` or `Error`; empty: whatever is raised). `env`
+    is set for the call and undone after it. `memory` is the limit of what it may use, in bytes.
     """
 
     timeout: float | None = None
@@ -33,6 +37,8 @@ class Options:
     retries: int = 0
     retry_on: tuple[str, ...] = ()
     retry_delay: float = 0.0
+    env: tuple[tuple[str, str], ...] = ()
+    memory: int | None = None
 
     def checked(self) -> Options:
         """Itself. UsageError names the option that cannot be."""
@@ -46,6 +52,8 @@ class Options:
         _whole("retries", self.retries, 0, MAX_RETRIES)
         if isinstance(self.retry_on, str) or not all(isinstance(n, str) for n in self.retry_on):
             raise UsageError(f"retry_on must be names of exceptions, not {self.retry_on!r:.80}")
+        for name, value in self.env:
+            _variable(name, value)
         return self
 
 
@@ -54,8 +62,18 @@ def make_options(given: Mapping[str, Any]) -> Options:
     known = {field.name for field in fields(Options)}
     if unknown := sorted(set(given) - known):
         raise UsageError(f"there is no option {unknown[0]!r}: there are {', '.join(sorted(known))}")
-    names = given.get("retry_on", ())
-    found = dict(given) if isinstance(names, str) else {**given, "retry_on": tuple(names)}
+    found = dict(given)
+    if not isinstance(names := given.get("retry_on", ()), str):
+        found["retry_on"] = tuple(names)
+    env = given.get("env") or {}
+    if not isinstance(env, Mapping):
+        raise UsageError(f"env must be a map of names to texts, not {env!r:.80}")
+    found["env"] = tuple(env.items())
+    if (memory := given.get("memory")) is not None:
+        try:
+            found["memory"] = size(memory)
+        except ValueError as error:
+            raise UsageError(f"memory: {error}") from None
     return Options(**found).checked()
 
 
@@ -79,6 +97,10 @@ class Terms:
             meta["queue_limit"] = max(0.0, options.queue_limit - waited)
         if options.retries:
             meta["retries"] = [options.retries, list(options.retry_on), options.retry_delay]
+        if options.env:
+            meta["env"] = dict(options.env)
+        if options.memory is not None:
+            meta["memory"] = options.memory
         return meta
 
 
@@ -86,6 +108,24 @@ def _seconds(value: Any, above: float | None = None) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return False
     return value >= 0 if above is None else value > above
+
+
+def _variable(name: Any, value: Any) -> None:
+    """UsageError for what no environment can hold, and for names that are the fleet's own."""
+    if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+        raise UsageError(f"env: {name!r:.80} is no name of a variable")
+    if name.startswith(RESERVED):
+        raise UsageError(f"env: {name} is set by the fleet: choose a name without {RESERVED}")
+    if not isinstance(value, str) or "\0" in value or not _encodes(name + value):
+        raise UsageError(f"env: the value of {name} must be a text, not {value!r:.80}")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _whole(name: str, value: Any, low: int, high: int) -> None:

@@ -228,6 +228,8 @@ class Holding:
             "attempt": self.token.attempt,
             "owner": self.owner.name if self.token.is_job else None,
             "retries": meta.get("retries"),
+            "env": meta.get("env"),
+            "memory": meta.get("memory"),
             "queue_limit": meta.get("queue_limit"),
         }
 

@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fsworker import procfs
+from fsworker.executors import Setting
 from fsworker.procfs import children, kill_group
 from fsworker.slots.zygote import MESSAGE
 
@@ -43,14 +44,7 @@ def slot_environment(extra: Mapping[str, str]) -> dict[str, str]:
 class ZygoteLink:
     """One zygote process, from its start to its end."""
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        start: str,
-        memory_fd: int,
-        env: Mapping[str, str],
-        allow: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, setting: Setting, memory_fd: int) -> None:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.setblocking(False)
         self._asked: float | None = None
@@ -59,9 +53,11 @@ class ZygoteLink:
         request = {
             "control": theirs.fileno(),
             "memory": memory_fd,
-            "functions": list(names),
-            "allow": list(allow),
-            "start": start,
+            "functions": list(setting.functions),
+            "allow": list(setting.allow),
+            "slot_mem": setting.terms.memory,
+            "places": setting.terms.coroutines,
+            "start": setting.slot_start,
             "parent": os.getpid(),
         }
         with theirs:
@@ -69,7 +65,7 @@ class ZygoteLink:
                 [sys.executable, "-m", "fsworker.slots.zygote", json.dumps(request)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), memory_fd),
-                env=slot_environment(env),
+                env=slot_environment(setting.env),
                 start_new_session=True,
             )
 
@@ -82,11 +78,16 @@ class ZygoteLink:
         """Readable when `receive` has something."""
         return self._sock.fileno()
 
-    def order_start(self, slot: int, env: Mapping[str, str], sock: socket.socket) -> bool:
-        """Ask for a slot that talks over `sock`; False when the zygote cannot take it now."""
+    def order_start(
+        self, slot: int, env: Mapping[str, str], socks: Sequence[socket.socket]
+    ) -> bool:
+        """Ask for a process that talks over `socks`, one for each of its places.
+
+        False when the zygote cannot take it now.
+        """
         message = json.dumps({"do": "start", "slot": slot, "env": dict(env)}).encode()
         try:
-            socket.send_fds(self._sock, [message], [sock.fileno()])
+            socket.send_fds(self._sock, [message], [sock.fileno() for sock in socks])
         except OSError:
             return False
         return True

@@ -25,6 +25,8 @@ _STATE = struct.Struct("<QqddQQ")  # range, index, started, timeout, written, ge
 _FILL = struct.Struct("<QQ")  # the last two of these, which also change without a new task
 _FILL_AT = _STATE.size - _FILL.size
 _LIMIT_AT = 64
+LOOP_AT = 72
+"""Where the state of an event loop lies in the region of its first place: up to _DATA_AT."""
 _DATA_AT = 128
 _ENTRY = struct.Struct("<IIBd")  # index, length, status code, elapsed
 ROOM = REGION - _DATA_AT

@@ -23,6 +23,9 @@ CANCELLED, SILENT, GARBLED = IDLE, -2, -3
 """Why a slot is condemned, if not for the timeout of a task: what it did is not wanted any more;
 it does not do what it should; its socket carried what no slot sends."""
 
+KILLED = ("signal", 9)
+"""How a process ends that the kernel, a person or a program has killed without giving a reason."""
+
 
 class Blame(NamedTuple):
     """The task that a lost slot was executing: its index, and what to answer for it."""
@@ -38,7 +41,8 @@ class Loss(NamedTuple):
 
     `task` is the index of the one that was running, or the first when that is not known; None when
     the range was taken away on purpose. `blame` is None when nobody is to blame for sure. `apart`:
-    any task of the range may be to blame, so each has to be tried alone.
+    any task of the range may be to blame, so each has to be tried alone. `doubtful`: the blame may
+    be unjust, since somebody else may have ended the process.
     """
 
     number: int
@@ -47,6 +51,7 @@ class Loss(NamedTuple):
     task: int | None
     blame: Blame | None
     apart: bool = False
+    doubtful: bool = False
 
 
 class Slot:
@@ -55,7 +60,10 @@ class Slot:
     `state`: absent, starting, idle, busy, or stuck (killed, and it does not die). `condemned`: the
     task for which it was killed (or one of the reasons above) and when. `due`: when it must start
     if absent, else since when it has done nothing that shows. `garbled`: what its socket carried
-    that no slot sends.
+    that no slot sends. `memory`: bytes that it may use at its range, None for any number.
+    `verdict`: status and value for the task for which it was killed, if not those of a timeout.
+    `shared`: it was lost while others were at tasks in its process. `cancelling`: the task that it
+    was asked to end (None: all) and when.
     """
 
     def __init__(self, number: int, region: Region) -> None:
@@ -73,6 +81,10 @@ class Slot:
         self.condemned: tuple[int, float] | None = None
         self.closed_at: float | None = None
         self.garbled: str | None = None
+        self.memory: int | None = None
+        self.shared = False
+        self.cancelling: tuple[int | None, float] | None = None
+        self.verdict: tuple[str, dict[str, str]] | None = None
         self.due = 0.0
         self._received = bytearray()
         self._unsent = memoryview(b"")
@@ -102,10 +114,24 @@ class Slot:
         """Send an idle slot a range."""
         self.range, self.first, self.end = work.number, work.first, work.first + len(work.records)
         self.region.set_limit(self.end)
-        self.state, self._looked, self._rescued = "busy", None, (-1, -1)
+        self.state, self._looked, self._rescued, self.cancelling = "busy", None, (-1, -1), None
         self.due = time.monotonic()
         self._unsent = memoryview(slot_wire.pack_range(work))
         self.send(selector)
+
+    def ask_to_cancel(
+        self, index: int | None, now: float, selector: selectors.BaseSelector
+    ) -> None:
+        """Ask a place to end one task of its range, or all of it."""
+        self.cancelling = (index, now)
+        asked = slot_wire.pack_range(slot_wire.Range(self.range, 0, {"cancel": index}, []))
+        self._unsent = memoryview(bytes(self._unsent) + asked)
+        self.send(selector)
+
+    def running(self) -> bool:
+        """Whether it is at a task of its range."""
+        state = self.region.state()
+        return self.state == "busy" and state.number == self.range and state.task >= self.first
 
     def trim(self, end: int) -> None:
         """Take the tail of its range away; a task at `end` may begin all the same."""
@@ -158,6 +184,8 @@ class Slot:
         that is over within two calls is of no interest here.
         """
         state, last = self.region.state(), self._looked
+        if self.cancelling is not None and self.cancelling[0] not in (None, state.task):
+            self.cancelling = None  # it is over
         self._looked = state
         if last is None or state[:3] != last[:3] or state.number != self.range or state.task < 0:
             return None
@@ -195,7 +223,10 @@ class Slot:
                 index = None
             elif self.condemned[0] in (SILENT, GARBLED):
                 index, apart = self.first, blame is None
-        return Loss(self.range, self.first, self.end, index, blame, apart)
+        unsure = self.condemned is None or self.verdict is not None
+        killed = self.condemned is None and (how, code) == KILLED
+        doubtful = blame is not None and (killed or (unsure and self.shared))
+        return Loss(self.range, self.first, self.end, index, blame, apart, doubtful)
 
     def _blame(self, state: State, how: str, code: int) -> Blame | None:
         if self.condemned is not None and self.condemned[0] == GARBLED:
@@ -206,9 +237,13 @@ class Slot:
         elapsed = time.monotonic() - state.started
         if self.condemned is None:
             why = f"the slot's process ended with {outcomes.exit_words(how, code)}"
+            if (how, code) == KILLED:
+                why += ", which the fleet did not send (out of memory?)"
             return Blame(state.task, outcomes.CRASHED, outcomes.cause("Crashed", why), elapsed)
         if self.condemned[0] != state.task:
             return None
+        if self.verdict is not None:
+            return Blame(state.task, *self.verdict, elapsed)
         why = f"no result after {state.timeout:g} s"
         if how == "stuck":
             why += f"; its process {self.pid} was killed and does not end"

@@ -14,6 +14,7 @@ from fsworker.slots import wire as slot_wire
 from fsworker.slots.backlog import Backlog, Work, tail
 from fsworker.slots.memory import Entry
 from fsworker.slots.pool import SlotPool
+from fsworker.slots.repeats import Repeats, final
 from fsworker.slots.slot import Blame, Loss, Slot
 
 log = logging.getLogger("fsworker.slots.tasks")
@@ -41,19 +42,10 @@ class TaskExecutor:
         self._handed: dict[int, _Handed] = {}
         self._number = 0
         self._touched: dict[str, Work] = {}
+        self._repeats = Repeats()
+        self._alone: int | None = None
         self._losses: Counter[tuple[str, int]] = Counter()
-        self.pool = SlotPool(
-            setting.concurrency,
-            setting.functions,
-            self,
-            selector,
-            start=setting.slot_start,
-            env=setting.env,
-            inherits=setting.inherits,
-            spared=setting.spared,
-            allow=setting.allow,
-            slot_env=setting.slot_env,
-        )
+        self.pool = SlotPool(setting, self, selector, setting.spared)
 
     @property
     def ready(self) -> bool:
@@ -78,6 +70,7 @@ class TaskExecutor:
         """Forget a batch and end what runs of it."""
         self._backlog.works.pop(key, None)
         self._touched.pop(key, None)
+        self._repeats.forget(key)
         for number in [n for n, h in self._handed.items() if h.work.key == key]:
             self.pool.cancel(self._handed.pop(number).slot)
 
@@ -100,9 +93,12 @@ class TaskExecutor:
             if handed.cancelled:
                 self._end_cancelled(handed)
         self.pool.step(now)
-        for slot in self.pool.idle():
-            if not self._hand_out(slot) and not self._take_over(slot, now):
-                break
+        if self._repeats or self._alone in self._handed:
+            self._repeat()
+        else:
+            for slot in self.pool.idle():
+                if not self._hand_out(slot) and not self._take_over(slot, now):
+                    break
         touched = list(self._touched.values())
         self._touched.clear()
         for work in touched:
@@ -141,8 +137,11 @@ class TaskExecutor:
         if handed is None:
             return
         work, index = handed.work, loss.task
+        again = False
         if loss.blame is not None:
-            self._answer(work, loss.blame)
+            again = loss.doubtful and self._repeats.ask(work, loss.blame.task)
+            if not again:
+                self._answer(work, final(loss.blame) if loss.doubtful else loss.blame)
         elif index is not None and index not in work.results:
             self._losses[work.key, index] += 1
             if self._losses[work.key, index] >= MAX_LOSSES:
@@ -150,7 +149,10 @@ class TaskExecutor:
                 value = outcomes.cause("Crashed", why)
                 self._answer(work, Blame(index, outcomes.CRASHED, value, 0.0))
         alone = [(i, i + 1) for i in range(loss.first, loss.end)] if loss.apart else []
-        for first, end in reversed(alone or [(loss.first, loss.end)]):
+        left = alone or [(loss.first, loss.end)]
+        if again and index is not None:
+            left = [(loss.first, index), (index + 1, loss.end)]
+        for first, end in reversed(left):
             self._backlog.put_back(work, first, end)
 
     def on_refused(self, why: str) -> None:
@@ -163,12 +165,23 @@ class TaskExecutor:
         taken = self._backlog.take(len(self.pool.slots))
         if taken is None:
             return False
-        work, first, end = taken
+        self._assign(slot, *taken)
+        return True
+
+    def _assign(self, slot: Slot, work: Work, first: int, end: int) -> None:
         self._number += 1
         self._handed[self._number] = _Handed(work, slot)
         records = work.records[first:end]
         self.pool.assign(slot, slot_wire.Range(self._number, first, work.meta, records))
-        return True
+
+    def _repeat(self) -> None:
+        """Let a task that lost its slot run alone; until it is over nothing else begins."""
+        if self._handed or not (idle := self.pool.idle()):
+            return
+        repeat = self._repeats.take()
+        if repeat is not None:
+            self._assign(idle[0], repeat.work, repeat.task, repeat.task + 1)
+            self._alone = self._number
 
     def _take_over(self, slot: Slot, now: float) -> bool:
         """Give an idle slot the tail of the busy slot that has most left."""
@@ -208,7 +221,7 @@ class TaskExecutor:
         if _running(slot) not in handed.cancelled:
             return False
         if slot.condemned is None:
-            self.pool.cancel(slot)
+            self.pool.cancel(slot, _running(slot))
         return True
 
     def _answer(self, work: Work, blame: Blame) -> None:
@@ -224,6 +237,7 @@ class TaskExecutor:
 
     def _forget(self, work: Work) -> None:
         self._backlog.works.pop(work.key, None)
+        self._repeats.forget(work.key)
         for index in [k for k in self._losses if k[0] == work.key]:
             del self._losses[index]
 

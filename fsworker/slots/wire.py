@@ -18,6 +18,9 @@ from fsworker.protocol import packing, segment
 _RANGE = struct.Struct("<IIIIQ")  # range, first index, records, length of meta, length of records
 _FRAME = struct.Struct("<BIQ")  # kind, range, length
 
+HEAD = _RANGE.size
+"""Bytes of the head of a range."""
+
 READY, FAILED, RESULTS, FINISHED = 1, 2, 3, 4
 """READY: the functions are loaded; its number is the slot's pid. FAILED: they are not, and why.
 FINISHED: RESULTS, and the last of the range."""
@@ -60,13 +63,22 @@ def pack_range(work: Range) -> bytes:
 
 def read_range(sock: socket.socket) -> Range | None:
     """The next range, for a slot that waits for it; None when the worker is gone."""
-    head = _receive(sock, _RANGE.size)
+    head = _receive(sock, HEAD)
     if head is None:
         return None
-    number, first, count, meta_size, body_size = _RANGE.unpack(head)
-    rest = _receive(sock, meta_size + 4 * count + body_size)
-    if rest is None:
-        return None
+    rest = _receive(sock, size_behind(head))
+    return None if rest is None else parse_range(head, rest)
+
+
+def size_behind(head: bytes) -> int:
+    """How many bytes of a range follow its head."""
+    _, _, count, meta_size, body_size = _RANGE.unpack(head)
+    return int(meta_size + 4 * count + body_size)
+
+
+def parse_range(head: bytes, rest: bytes) -> Range:
+    """The range that a head and what follows it say."""
+    number, first, count, meta_size, _ = _RANGE.unpack(head)
     lengths = array("I", rest[meta_size : meta_size + 4 * count])
     records, at = [], meta_size + 4 * count
     for length in lengths:

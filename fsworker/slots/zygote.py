@@ -8,7 +8,7 @@ below it and itself.
 
 worker to zygote:
 
-    {"do": "start", "slot": n, "env": {…}}    with the slot's end of its socket attached
+    {"do": "start", "slot": n, "env": {…}}    with its end of a socket for each of its places
     {"do": "kill", "pid": p}
     {"do": "ping"}
 
@@ -39,8 +39,9 @@ from typing import Any
 from fsworker import functions, procfs
 from fsworker.errors import FleetError
 from fsworker.functions import Function
+from fsworker.protocol.records.slots import MOST_COROUTINES
+from fsworker.slots import conditions, process
 from fsworker.slots import main as slot_main
-from fsworker.slots.memory import Region
 from fsworker.slots.serving import Served
 
 MESSAGE = 64 * 1024
@@ -57,6 +58,7 @@ class Zygote:
         self._memory = mmap.mmap(memory_fd, 0)
         self._functions: list[str] = request["functions"]
         self._allow: list[str] = request["allow"]
+        self._slot_mem: int | None = request.get("slot_mem")
         self._forks: bool = request["start"] == "fork"
         self._known: dict[str, Function] = {}
         self._slots: dict[int, int] = {}
@@ -91,6 +93,7 @@ class Zygote:
     def _load(self) -> bool:
         try:
             self._known = functions.load(self._functions)
+            conditions.check(self._slot_mem)
         except FleetError as error:
             self._tell({"is": "refused", "why": str(error)[:8000]})
             return False
@@ -114,7 +117,7 @@ class Zygote:
 
     def _obey(self) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(self._control, MESSAGE, 4)
+            data, fds, _, _ = socket.recv_fds(self._control, MESSAGE, MOST_COROUTINES)
         except OSError:
             data, fds = b"", []
         if not data:
@@ -122,38 +125,40 @@ class Zygote:
             return
         order = json.loads(data)
         if order["do"] == "start":
-            self._start(order["slot"], order.get("env") or {}, fds[0])
+            self._start(order["slot"], order.get("env") or {}, fds)
         elif order["do"] == "kill" and order["pid"] in self._slots:
             procfs.kill_group(order["pid"])
         elif order["do"] == "ping":
             self._tell({"is": "pong"})
 
-    def _start(self, slot: int, env: dict[str, str], fd: int) -> None:
+    def _start(self, slot: int, env: dict[str, str], fds: list[int]) -> None:
         try:
-            pid = self._fork(slot, env, fd) if self._forks else self._spawn(slot, env, fd)
+            pid = self._fork(slot, env, fds) if self._forks else self._spawn(slot, env, fds)
         except OSError as error:
             self._tell({"is": "failed", "slot": slot, "why": f"cannot start a process: {error}"})
         else:
             self._slots[pid] = slot
             self._tell({"is": "started", "slot": slot, "pid": pid})
         finally:
-            os.close(fd)
+            for fd in fds:
+                os.close(fd)
 
-    def _fork(self, slot: int, env: dict[str, str], fd: int) -> int:
+    def _fork(self, slot: int, env: dict[str, str], fds: list[int]) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid:
             return pid
         code = 1
         try:
-            slot_main.become_slot(parent)
+            process.become_slot(parent)
             self._control.close()
             os.environ.update(env)
             _reseed()
-            sock = socket.socket(fileno=os.dup(fd))
-            os.close(fd)
+            socks = [socket.socket(fileno=os.dup(fd)) for fd in fds]
+            for fd in fds:
+                os.close(fd)
             served = Served(self._known, self._allow)
-            slot_main.Slot(sock, Region(self._memory, slot), served).serve()
+            slot_main.serve(socks, self._memory, slot, served, self._slot_mem)
             code = 0
         except BrokenPipeError:
             code = 0  # the worker is gone: nobody is there to tell, and nothing is wrong here
@@ -162,20 +167,21 @@ class Zygote:
         finally:
             os._exit(code)
 
-    def _spawn(self, slot: int, env: dict[str, str], fd: int) -> int:
+    def _spawn(self, slot: int, env: dict[str, str], fds: list[int]) -> int:
         request = {
             "parent": os.getpid(),
-            "socket": fd,
+            "sockets": fds,
             "memory": self._memory_fd,
             "slot": slot,
             "functions": self._functions,
             "allow": self._allow,
+            "slot_mem": self._slot_mem,
         }
         argv = [sys.executable, "-m", "fsworker.slots.main", json.dumps(request)]
         child = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
-            pass_fds=(fd, self._memory_fd),
+            pass_fds=(*fds, self._memory_fd),
             env={**os.environ, **env},
         )
         self._spawned[child.pid] = child
@@ -261,9 +267,9 @@ def main() -> int:
     control = socket.socket(fileno=request["control"])
     for fd in (request["control"], request["memory"]):
         os.set_inheritable(fd, False)
-    slot_main.inherit_orphans()
+    process.inherit_orphans()
     # TERM, not KILL: what slots left in sessions of their own must be ended by somebody.
-    if not slot_main.die_with_parent(signal.SIGTERM, request["parent"]):
+    if not process.die_with_parent(signal.SIGTERM, request["parent"]):
         return 0
     return Zygote(control, request["memory"], request).run()
 

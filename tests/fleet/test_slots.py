@@ -10,73 +10,22 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fsworker import procfs
 from fsworker.executors import TASKS, Setting, open_executor
 from fsworker.protocol import packing
+from fsworker.slots import inspection
 from fsworker.slots import link as zygote_link
 from fsworker.slots import pool as slots
 from fsworker.slots import wire as slot_wire
 from fsworker.slots.backlog import Work
-from fsworker.slots.tasks import TaskExecutor
+from tests.support.slotbench import Bench
 from tests.support.waiting import Spawned, gone, proc_state, wait_until, with_environ
-from tests.support.workers import MODULE, REPO
+from tests.support.workers import MODULE
 
 pytestmark = pytest.mark.fleet
-
-FUNCTIONS = (
-    *("echo", "noop", "double", "double_async", "raise_async", "pid", "sleep"),
-    *("environment", "misbehave", "append"),
-)
-
-
-class Bench:
-    """An executor of tasks with its loop, as a worker has it."""
-
-    def __init__(self, slots: int, start: str = "fork", mark: str = "") -> None:
-        self.selector = selectors.DefaultSelector()
-        names = tuple(f"{MODULE}.{name}" for name in FUNCTIONS)
-        env = {"PYTHONPATH": REPO, "SLOT_TEST": mark}
-        setting = Setting(slots, names, slot_start=start, env=env)
-        found = open_executor(TASKS, setting, self.selector)
-        assert isinstance(found, TaskExecutor)
-        self.executor = found
-        self._number = 0
-
-    def turn(self) -> list[Work]:
-        for key, mask in self.selector.select(0.02):
-            key.data(mask)
-        assert self.executor.refused is None, self.executor.refused
-        return self.executor.step(time.monotonic())
-
-    def until(self, predicate: Any, deadline: float = 60.0, what: str = "it") -> None:
-        end = time.monotonic() + deadline
-        while not predicate():
-            assert time.monotonic() < end, f"{what} did not happen within {deadline} s"
-            self.turn()
-
-    def all_idle(self) -> bool:
-        return self.executor.pool.count("idle") == len(self.executor.pool.slots)
-
-    def add(self, fn: str, calls: list[list[Any]], timeout: float | None = None) -> Work:
-        self._number += 1
-        meta = {"fn": f"{MODULE}.{fn}", "batch": "b", "attempt": 1, "timeout": timeout}
-        records = [packing.pack([f"t{i}", call]) for i, call in enumerate(calls)]
-        work = Work(f"w{self._number}", meta, records)
-        work.open_all()
-        self.executor.add(work)
-        return work
-
-    def run(self, fn: str, calls: list[list[Any]], timeout: float | None = None) -> list[Any]:
-        """(status, value) of each call, in order."""
-        work = self.add(fn, calls, timeout)
-        self.until(lambda: work.finished, what="the last result")
-        found = [packing.unpack(work.results[i]) for i in range(len(calls))]
-        assert [f[:2] for f in found] == [[i, f"t{i}"] for i in range(len(calls))]
-        return [(f[2], f[3]) for f in found]
 
 
 @pytest.fixture
@@ -281,7 +230,7 @@ def test_a_stopped_slot_is_ended_at_its_time(forked: Bench, tmp_path: Path) -> N
 def test_a_slot_that_begins_nothing_is_replaced_and_nobody_is_blamed(
     forked: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "BEGIN_PATIENCE", 0.3)
+    monkeypatch.setattr(inspection, "BEGIN_PATIENCE", 0.3)
     frozen = [slot.pid for slot in forked.executor.pool.slots]
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
@@ -327,7 +276,7 @@ def test_who_writes_to_its_slots_socket_has_crashed_and_nobody_else(
 def test_who_makes_its_slot_silent_again_and_again_has_crashed(
     forked: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "BEGIN_PATIENCE", 0.3)
+    monkeypatch.setattr(inspection, "BEGIN_PATIENCE", 0.3)
     # A head that promises more than ever comes, with the right number, is lost in the same way.
     real = slot_wire.take_frames
     monkeypatch.setattr(

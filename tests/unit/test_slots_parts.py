@@ -12,8 +12,8 @@ import pytest
 from fsworker import outcomes
 from fsworker.loop.suspects import weigh
 from fsworker.protocol import packing
-from fsworker.slots import main as slot_main
 from fsworker.slots import memory as slot_memory
+from fsworker.slots import recording
 from fsworker.slots import wire as slot_wire
 from fsworker.slots.decoding import parse_task, read_ahead
 from fsworker.slots.env import Variable
@@ -101,9 +101,9 @@ def test_what_no_slot_sends_is_said_at_its_head(garbage: bytes, number: int | No
 
 def test_a_result_above_the_limit_is_an_error_of_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_wire, "MAX_RECORD", 1000)
-    status, data = slot_main._record(3, "id", outcomes.OK, b"x" * 900, 0.5)
+    status, data = recording.result_record(3, "id", outcomes.OK, b"x" * 900, 0.5)
     assert (status, packing.unpack(data)[:4]) == ("ok", [3, "id", "ok", b"x" * 900])
-    status, data = slot_main._record(3, "id", outcomes.OK, b"x" * 1000, 0.5)
+    status, data = recording.result_record(3, "id", outcomes.OK, b"x" * 1000, 0.5)
     assert (status, packing.unpack(data)[:3]) == ("invalid", [3, "id", "invalid"])
     assert "1000 is the limit" in packing.unpack(data)[3]["message"]
 

@@ -37,7 +37,16 @@ INC = "00000000000a"
         ({"retry_delay": "1"}, "retry_delay must be"),
         ({"retry_on": "ValueError"}, "retry_on must be names"),
         ({"retry_on": [ValueError]}, "retry_on must be names"),
-        ({"prio": 1}, "there is no option 'prio': there are priority"),
+        ({"env": [("A", "b")]}, "env must be a map"),
+        ({"env": {"FLEET_X": "1"}}, "FLEET_X is set by the fleet"),
+        ({"env": {"A=B": "1"}}, "is no name of a variable"),
+        ({"env": {"": "1"}}, "is no name of a variable"),
+        ({"env": {"A": 1}}, "the value of A must be a text, not 1"),
+        ({"env": {"A": "nul\0"}}, "the value of A must be a text"),
+        ({"env": {"A": "\ud800"}}, "the value of A must be a text"),
+        ({"memory": "lots"}, "memory: 'lots' is not a size"),
+        ({"memory": 5}, "memory: 5 cannot be"),
+        ({"prio": 1}, "there is no option 'prio': there are env"),
     ],
 )
 def test_options_that_make_no_sense_are_named(options: dict[str, Any], words: str) -> None:
@@ -50,7 +59,13 @@ def test_a_batch_says_what_was_asked_for(tmp_path: Path) -> None:
     worker = SmallWorker(root, {"tests.fn:first": abs, "tests.fn:second": abs})
     with worker, Client(root, timeout=7.0) as client:
         asking = client.with_options(
-            priority=2, queue_limit=9, retries=3, retry_on=["OSError"], retry_delay=0.5
+            priority=2,
+            queue_limit=9,
+            retries=3,
+            retry_on=["OSError"],
+            retry_delay=0.5,
+            env={"HF_HOME": "/x", "EMPTY": ""},
+            memory="2G",
         )
         assert asking.submit(None, -1).result(20) == 1
         assert list(asking.map("tests.fn:second", [-2, -3])) == [2, 3]
@@ -58,8 +73,9 @@ def test_a_batch_says_what_was_asked_for(tmp_path: Path) -> None:
     for meta in worker.metas[:-1]:
         assert meta["retries"] == [3, ["OSError"], 0.5]
         assert meta["timeout"] == 7.0
+        assert (meta["env"], meta["memory"]) == ({"HF_HOME": "/x", "EMPTY": ""}, 2 << 30)
         assert 8 < meta["queue_limit"] <= 9
-    assert "retries" not in worker.metas[-1] and "queue_limit" not in worker.metas[-1]
+    assert not {"retries", "queue_limit", "env", "memory"} & worker.metas[-1].keys()
 
 
 def _token(number: int, priority: int = 0) -> Token:
