@@ -55,6 +55,9 @@ class Slot:
         self._attempt = ""
         self._slot_mem = slot_mem
         self._conditions: Conditions | None = None
+        self._invoke = self._call
+        self._spent = False
+        """A call went over the memory limit: what it left may hold memory for ever."""
         self._runner: asyncio.Runner | None = None
         self._standard = Standard()
         self._broken = self._standard.broken
@@ -65,7 +68,7 @@ class Slot:
         self._sock.sendall(slot_wire.pack_frame(slot_wire.READY, self._pid))
         while (work := slot_wire.read_range(self._sock)) is not None:
             self._run_range(work)
-            if self._spent():
+            if self._spent:
                 return  # the worker starts another one
 
     def _run_range(self, work: slot_wire.Range) -> None:
@@ -74,6 +77,7 @@ class Slot:
             os.environ["FLEET_ATTEMPT"] = self._attempt = attempt
         function = self._functions.get(work.meta["fn"])
         self._conditions = Conditions.of(work.meta, self._slot_mem)
+        self._invoke = self._call if self._conditions is None else self._call_apart
         self._flushed = now = time.monotonic()
         self._region.open(work.number)
         self._task_id.renew()
@@ -84,14 +88,11 @@ class Slot:
                 self._flush(work.number, slot_wire.RESULTS)
                 now = self._flushed
             now = self._run_task(index, task, work, function, now)
-            if self._spent():
+            if self._spent:
                 break
         self._region.begin(IDLE, 0.0, 0.0)
         # A range that is not finished is handed out again when the process has ended.
-        self._flush(work.number, slot_wire.RESULTS if self._spent() else slot_wire.FINISHED)
-
-    def _spent(self) -> bool:
-        return self._conditions is not None and self._conditions.spent
+        self._flush(work.number, slot_wire.RESULTS if self._spent else slot_wire.FINISHED)
 
     def _run_task(
         self,
@@ -126,11 +127,12 @@ class Slot:
         self._keep(work.number, pack_entry(index, outcomes.CODES[status], ended - started, data))
         return ended
 
-    def _invoke(self, function: Function, args: Any, kwargs: Any) -> tuple[str, Any]:
-        """Call under the conditions of the range, if it has any."""
-        if self._conditions is None:
-            return self._call(function, args, kwargs)
-        return self._conditions.around(self._call, function, args, kwargs)
+    def _call_apart(self, function: Function, args: Any, kwargs: Any) -> tuple[str, Any]:
+        """Call under the conditions of the range, which has some."""
+        assert self._conditions is not None
+        answer = self._conditions.around(self._call, function, args, kwargs)
+        self._spent = self._conditions.spent
+        return answer
 
     def _call(self, function: Function, args: Any, kwargs: Any) -> tuple[str, Any]:
         """Run user code, whatever it does: (status, value)."""
