@@ -130,11 +130,11 @@ class Run:
 
     def send(self, count: int, seconds: float | None = None) -> Sending:
         """Send tasks in the background: of `seconds` each, leaving traces, or of no time at all."""
-        out = f"/tmp/{secrets.token_hex(4)}"
+        out = f"/run/sender-{secrets.token_hex(4)}"
         traces = self.traces if seconds is not None else ""
         asked = {"root": self.root, "out": out, "count": count, "traces": traces}
         words = ["-m", "tests.cluster.sender", json.dumps({**asked, "seconds": seconds or 0})]
-        self.sh(f"cd / && setsid {self.python(words)} >{out}.err 2>&1 </dev/null &")
+        self.sh(f"setsid {self.python(words)} >{out}.err 2>&1 </dev/null &")
         return Sending(self, out, count)
 
     def wait(self, test: str, deadline: float = DEADLINE, what: str = "") -> float:
@@ -195,7 +195,7 @@ class Run:
 
     def told(self) -> str:
         """What the watcher and the workers last said, for the message of a failure."""
-        tails = f"tail -n 12 {self.root}/ctl/*.log {self.root}/ctl/watch.err 2>&1"
+        tails = f"tail -n 12 {self.root}/ctl/*.log {self.root}/ctl/watch.err /run/sender-*.err 2>&1"
         return self.sh(tails, check=False).stdout
 
     def close(self) -> None:
