@@ -6,11 +6,13 @@ Start, restart and the watcher must start a host in the same way, so the way is 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ctl import passing
 from ctl.hostterms import env_for
 from fsworker.errors import UsageError
 from fsworker.protocol.records.hostterms import HostTerms
@@ -28,7 +30,8 @@ def open_for(meta: LaunchMeta) -> Launcher:
     """The launcher of the run, with the options that it was started with."""
     from ctl.launchers import open_launcher  # lazily: it may pull in paramiko
 
-    common = {"python": meta.python, "pythonpath": list(meta.pythonpath), "setup": list(meta.setup)}
+    setup = [*passing.lines(meta.pass_env, os.environ), *meta.setup]
+    common = {"python": meta.python, "pythonpath": list(meta.pythonpath), "setup": setup}
     return open_launcher(meta.launcher, {**meta.launcher_options, **common}, meta.host_terms)
 
 

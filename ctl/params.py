@@ -31,6 +31,7 @@ class Read(click.ParamType[Any]):
 DURATION = Read("duration", units.duration)
 POSITIVE = Read("duration", units.positive)
 COUNT = Read("number", units.count)
+WHOLE = Read("number", units.whole)
 ENV_PAIR = Read("name=value", units.env_pair)
 SIZE = Read("size", slots.size)
 GPUS = Read("gpus", slots.gpus)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ctl import slotterms
+from ctl import passing, slotterms
 from ctl.config import Config
 from ctl.hosts import Allowed
 from ctl.launchers import LAUNCHERS
@@ -75,7 +75,7 @@ def make(
         return config.pick(name, wish.flags.get(name))
 
     launcher = check_choice("launcher", pick("launcher"), tuple(LAUNCHERS))
-    usual = WorkerSpec("", 0, pick("concurrency"), slotterms.usual(pick))
+    usual = WorkerSpec("", 0, pick("concurrency"), slotterms.usual(pick), pick("job_slots"))
     workers = choose_workers(
         wish.workers_json, wish.hosts, wish.shard_count, allowed, usual, launcher
     )
@@ -140,11 +140,14 @@ def _meta(
         ready_timeout=pick("ready_timeout"),
         heartbeat_stale=pick("heartbeat_stale"),
         launches=launches,
+        pass_env=passing.check(pick("pass_env"), os.environ),
     )
 
 
 FLAGS = (
     "concurrency",
+    "job_slots",
+    "pass_env",
     "ready_timeout",
     "heartbeat_stale",
     "task_timeout",

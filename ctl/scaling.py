@@ -107,9 +107,9 @@ def _new(
             f"(0 to {meta.shard_count - 1}), and their number never changes",
             host=name,
         )
-    kinds = Counter((w.concurrency, w.slots) for w in meta.workers)
-    usual, slots = kinds.most_common(1)[0][0]
-    return WorkerSpec(name, shard, concurrency or usual, slots)
+    kinds = Counter(replace(w, host=name, shard=shard) for w in meta.workers)
+    usual = kinds.most_common(1)[0][0]
+    return usual if concurrency is None else replace(usual, concurrency=concurrency)
 
 
 def _known(known: dict[str, WorkerSpec], name: str) -> WorkerSpec:

@@ -46,6 +46,16 @@ def count(value: object) -> int:
     return int(text)
 
 
+def whole(value: object) -> int:
+    """A whole number from 0 up."""
+    if str(value).strip() == "0":
+        return 0
+    try:
+        return count(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is not a whole number from 0 up") from None
+
+
 def yes_no(value: object) -> bool:
     """A truth value from true, yes, on, 1 and their opposites."""
     text = str(value).strip().lower()

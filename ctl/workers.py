@@ -34,6 +34,8 @@ def choose_workers(
     """
     if usual.concurrency > MOST_SLOTS:
         raise UsageError(f"--concurrency must be {MOST_SLOTS} at most, not {usual.concurrency}")
+    if usual.job_slots > MOST_SLOTS:
+        raise UsageError(f"--job-slots must be {MOST_SLOTS} at most, not {usual.job_slots}")
     if workers_json and hosts:
         raise UsageError("--workers-json and --hosts both say where workers run: give one of them")
     if workers_json:
@@ -42,6 +44,7 @@ def choose_workers(
         names = _names(hosts, allowed, launcher)
         # Hosts beyond a given count share shards; without one, or by default, each has its own.
         turn = shard_count if hosts and shard_count else len(names)
+        check_slots(usual, "--concurrency and --job-slots")
         found = [replace(usual, host=name, shard=i % turn) for i, name in enumerate(names)]
     return tuple(_allowed_once(found, allowed, launcher))
 
@@ -116,10 +119,19 @@ def _worker(item: Any, index: int, source: str, usual: WorkerSpec) -> WorkerSpec
         raise UsageError(f"{where}: field 'host' must be one host, not {host!r}")
     shard = _number(item.get("shard", index), f"{where}: field 'shard'", 0)
     given = item.get("concurrency", usual.concurrency)
-    slots = _number(given, f"{where}: field 'concurrency'", 1)
+    slots = _number(given, f"{where}: field 'concurrency'", 0)
     if slots > MOST_SLOTS:
         raise UsageError(f"{where}: field 'concurrency' must be {MOST_SLOTS} at most, not {slots}")
-    return WorkerSpec(names[0], shard, slots, slotterms.own(item, where, usual.slots))
+    jobs = _number(item.get("job_slots", usual.job_slots), f"{where}: field 'job_slots'", 0)
+    terms = slotterms.own(item, where, usual.slots)
+    return check_slots(WorkerSpec(names[0], shard, slots, terms, jobs), where)
+
+
+def check_slots(worker: WorkerSpec, where: str) -> WorkerSpec:
+    """`worker`, when it has anything to do; UsageError names where that was said."""
+    if worker.concurrency or worker.job_slots:
+        return worker
+    raise UsageError(f"{where}: a worker needs slots (concurrency) or job slots: give it some")
 
 
 def _number(value: Any, what: str, least: int) -> int:

@@ -29,6 +29,7 @@ from ctl.params import (
     POSITIVE,
     SIZE,
     START,
+    WHOLE,
     json_option,
 )
 from ctl.planning import Plan, Wish
@@ -65,7 +66,14 @@ from fsworker.protocol import layout
 )
 @click.option("--hosts", metavar="SET", help="Hosts, as in node[01-16,20] [default: all allowed].")
 @click.option("--shard-count", type=COUNT, help="Shards [default: highest shard + 1].")
-@click.option("--concurrency", type=COUNT, help="Slots of a worker [default: 48].")
+@click.option("--concurrency", type=WHOLE, help="Slots of a worker; 0: jobs alone [default: 48].")
+@click.option("--job-slots", type=WHOLE, help="Training jobs that a worker runs [default: 1].")
+@click.option(
+    "--pass-env",
+    multiple=True,
+    metavar="NAME",
+    help="Variable of this machine that jobs may ask for; its value is written nowhere.",
+)
 @click.option("--slot-mem", type=SIZE, metavar="SIZE", help="Memory that a slot may use, as 2G.")
 @click.option("--gpus", type=GPUS, metavar="N|LIST", help="GPUs that a worker's slots share out.")
 @click.option("--slots-per-gpu", type=COUNT, help="Slots that may share a GPU [default: 1].")

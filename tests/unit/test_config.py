@@ -99,7 +99,7 @@ def test_values_of_a_file_are_read_as_they_are_elsewhere(tmp_path: Path) -> None
     ("toml", "words"),
     [
         ("concurency = 4", "there is no setting 'concurency': did you mean concurrency?"),
-        ("concurrency = 0", "concurrency: 0 is not a whole number from 1 up"),
+        ("job_slots = -1", "job_slots: -1 is not a whole number from 0 up"),
         ("concurrency = true", "concurrency: True is not a whole number"),
         ("grace = -1", "grace: -1 is not a duration"),
         ("ready_timeout = 0", "ready_timeout: 0 must be above zero"),

@@ -98,6 +98,8 @@ class LaunchMeta(_Record):
     ready_timeout: float = 60.0
     heartbeat_stale: float = 15.0
     launches: dict[str, int] = field(default_factory=dict)
+    pass_env: tuple[str, ...] = ()
+    """Names of variables that hosts get from whoever starts them; their values are not recorded."""
 
 
 @dataclass(frozen=True)
