@@ -1,9 +1,9 @@
-"""The arithmetic that all rules are made of: on chunks, in float64, rounded once.
+"""The arithmetic that all rules are made of: on chunks, in float64, cast once at the end.
 
-A chunk of K models is a matrix of K rows, widened to float64 before a rule sees it. Sums run in the
-order of the rows, so that a result depends on the rows' values and their order alone. Since weights
-are sample counts (whole numbers, scaled by a power of two), products and sums of float32, bfloat16
-and float16 values are mostly exact, and the division is the only rounding before the cast.
+A chunk of K models is a matrix of K rows, widened to float64 before a rule sees it. What a result
+is depends on the values of its coordinate and their order alone. Since weights are sample counts
+(whole numbers, scaled by a power of two), products and sums of float32, bfloat16 and float16 values
+are mostly exact, and the division is the only rounding before the cast.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from torch import Tensor
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """The types that rules are applied to."""
 
-_DROPPED = (1 << 29) - 1
-"""The bits of a float64's fraction that a float32 has no room for."""
-
 
 def widen(values: Tensor, out: Tensor | None = None) -> Tensor:
     """`values` (any shape, any type of FLOATS) as float64, in `out` or else in a new tensor."""
@@ -29,33 +26,12 @@ def widen(values: Tensor, out: Tensor | None = None) -> Tensor:
     return out.copy_(values)
 
 
-def narrow(values: Tensor, out: Tensor, spare: Tensor | None = None) -> None:
-    """Round float64 `values` into `out` of the same shape, each to its nearest, ties to even.
-
-    torch casts float64 to a 16-bit type by way of float32, and rounding twice can end one step
-    off. So what float32 has no room for is first folded into its last bit ("round to odd"), which
-    keeps a value that is above or below the middle of two neighbours there. Overwrites `values`,
-    and `spare`, another float64 tensor of that shape, if there is one.
-    """
-    if out.dtype in (torch.bfloat16, torch.float16):
-        bits = values.view(torch.int64)
-        sticky = torch.empty_like(bits) if spare is None else spare.view(torch.int64)
-        # The sum carries into the last kept bit exactly when a dropped bit is set.
-        torch.bitwise_and(bits, _DROPPED, out=sticky).add_(_DROPPED)
-        bits.bitwise_or_(sticky).bitwise_and_(~_DROPPED)
-    out.copy_(values)
-
-
-def weighted_mean(models: Tensor, weights: tuple[float, ...]) -> Tensor:
-    """Σ weights[k] models[k] / Σ weights, float64 (K, n) to (n,). Overwrites the first model.
+def weighted_mean(models: Tensor, weights: tuple[float, ...], out: Tensor | None = None) -> Tensor:
+    """Σ weights[k] models[k] / Σ weights, float64 (K, n) to (n,), in `out` or a new tensor.
 
     `weights` are positive and finite; `weighting.weights_of` makes them of sample counts.
     """
-    total = models[0]
-    if weights[0] != 1.0:
-        total.mul_(weights[0])
-    for row, weight in zip(models[1:], weights[1:], strict=True):
-        total.add_(row, alpha=weight)
+    total = torch.mv(models.T, torch.tensor(weights, dtype=torch.float64), out=out)
     return total.div_(sum(weights))
 
 

@@ -25,7 +25,7 @@ class Chunk:
     `models` (K, n), rows in the order of the participants' ids: a rule may overwrite these, and
     nothing else. `weights` K positive numbers; `staleness` K counts of rounds since the
     participant's base; `base` (n,), the global model x, where the rule needs it; `state` (n,) each,
-    by name.
+    by name. `room` (n,) may hold the result; None where the rule is to make room itself.
     """
 
     models: Tensor
@@ -33,6 +33,7 @@ class Chunk:
     base: Tensor | None = None
     state: Mapping[str, Tensor] = field(default_factory=dict)
     staleness: tuple[int, ...] = ()
+    room: Tensor | None = None
 
 
 @dataclass(frozen=True)

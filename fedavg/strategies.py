@@ -25,7 +25,7 @@ from fsworker.errors import UsageError
 
 def fedavg(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
     """Σ n_k w_k / Σ n_k (McMahan et al. 2017, arXiv 1602.05629)."""
-    return weighted_mean(chunk.models, chunk.weights), {}
+    return weighted_mean(chunk.models, chunk.weights, chunk.room), {}
 
 
 def fedavgm(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
@@ -92,7 +92,7 @@ def trimmed_mean(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
     rows = ordered(chunk.models)
     cut = trimmed(len(rows), p["beta"])
     kept = rows[cut : len(rows) - cut]
-    return weighted_mean(kept, (1.0,) * len(kept)), {}
+    return weighted_mean(kept, (1.0,) * len(kept), chunk.room), {}
 
 
 def trimmed(count: int, beta: float) -> int:
@@ -108,7 +108,7 @@ def _base(chunk: Chunk) -> Tensor:
 def _progress(chunk: Chunk) -> tuple[Tensor, Tensor]:
     """x, and Δ."""
     x = _base(chunk)
-    return x, weighted_mean(chunk.models, chunk.weights).sub_(x)
+    return x, weighted_mean(chunk.models, chunk.weights, chunk.room).sub_(x)
 
 
 def _adaptive(chunk: Chunk, p: Params, x: Tensor, delta: Tensor, v: Tensor) -> tuple[Tensor, State]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedavg.arithmetic import narrow, squared_distances
+from fedavg.arithmetic import squared_distances
 from fedavg.engine.pieces import Piece, blocks
 from fedavg.engine.reading import Reader, bytes_of, dtype_of
 from fedavg.engine.statefile import state_dtype, state_key
@@ -129,18 +129,19 @@ class Merger:
         block = self._models.read(piece, kind.needs_base)
         state = self._read_state(piece, kind)
         dtype = dtype_of(self._inputs.models[0].entries[piece.key].dtype)
-        reader = self._reader
+        reader, inputs = self._reader, self._inputs
         out = reader.space("out", 1, count, dtype)[0]
         for part in blocks(count, len(self._inputs.models)):
             models, x = block(part)
             wide = {name: reader.wide(name, kept[None, part])[0] for name, kept in state.items()}
             if kind.robust and not is_finite(models):
                 raise NotFinite(piece)
-            chunk = Chunk(models, self._inputs.weights, x, wide, self._inputs.staleness)
+            room = reader.space("room", 1, models.shape[1], torch.float64)[0]
+            chunk = Chunk(models, inputs.weights, x, wide, inputs.staleness, room)
             value, kept = kind.apply(chunk, self._rule.numbers)
             if not fits(value, dtype):
                 raise NotFinite(piece)
-            narrow(value, out[part], reader.space("spare", 1, len(value), torch.float64)[0])
+            out[part].copy_(value)
             for name, values in kept.items():
                 if not fits(values, state[name].dtype):
                     raise NotFinite(piece)
@@ -217,8 +218,6 @@ def is_finite(values: Tensor) -> bool:
 
 def fits(values: Tensor, dtype: torch.dtype) -> bool:
     """Whether float64 `values` are finite, and stay so when they are cast."""
-    if not values.numel():
-        return True
     low, high = torch.aminmax(values)  # NaN where there is one
     limit = torch.finfo(dtype).max
     if -limit <= float(low) and float(high) <= limit:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedavg.agreement import Unmergeable
-from fedavg.arithmetic import narrow
 from fedavg.engine.crew import work_off
 from fedavg.engine.lora import mean_of_products
 from fedavg.engine.pieces import Piece
@@ -62,7 +61,7 @@ def _merger(inputs: Inputs, put: Put) -> Callable[[tuple[str, str]], None]:
             out = torch.empty_like(old)
             if not fits(value, out.dtype):
                 raise NotFinite(_piece(key, out))
-            narrow(value.contiguous(), out)
+            out.copy_(value)
             put(key, 0, bytes_of(out))
 
     return merge
