@@ -1,0 +1,1 @@
+"""The commands of `fedavg`: one file a verb, its options and its run."""

@@ -1,0 +1,184 @@
+"""`fedavg merge`: checkpoints to a checkpoint, without a run or a group."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fsworker.errors import Refused, UsageError
+from fsworker.protocol.fsops import Store, storage_error
+
+if TYPE_CHECKING:
+    from fedavg.checkpoint import Checkpoint
+    from fedavg.merging import Contribution, Merged
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("-o", "--out", required=True, metavar="OUT", help="Write the merged checkpoint here.")
+@click.option(
+    "--rule",
+    "rule_name",
+    default="fedavg",
+    show_default=True,
+    metavar="NAME",
+    help="fedavg, fedavgm, fedadagrad, fedadam, fedyogi, diloco, fedbuff, median, "
+    "trimmed-mean, krum or multi-krum.",
+)
+@click.option(
+    "--set", "params", multiple=True, metavar="NAME=VALUE", help="A parameter of the rule."
+)
+@click.option(
+    "--weights",
+    metavar="N,N,...",
+    help="The sample counts, in the order of the files; without it all weigh the same.",
+)
+@click.option("--base", metavar="FILE", help="The model that the round started from.")
+@click.option("--staleness", metavar="N,N,...", help="For fedbuff: how many rounds old each is.")
+@click.option("--state-in", metavar="FILE", help="The optimiser state of the round before.")
+@click.option("--state-out", metavar="FILE", help="Write the optimiser state here.")
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="PATTERN=ACTION",
+    help="What becomes of keys: rule, mean, max, first or base.",
+)
+@click.option(
+    "--lora",
+    type=click.Choice(["product", "factors"]),
+    help="What is averaged of low-rank adapters.",
+)
+@click.option("--threads", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--force", is_flag=True, help="Replace OUT and the state if they exist.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def merge(**options: Any) -> None:
+    """Merge checkpoints into one.
+
+    FILES are .pt, .safetensors or .json files, stable-baselines3 zips, or folders of safetensors
+    shards, all with the same keys, shapes and types. Their order makes no difference.
+    """
+    _merge(**options)
+
+
+def _merge(
+    files: tuple[str, ...], out: str, weights: str | None, staleness: str | None, base: str | None,
+    state_in: str | None, state_out: str | None, force: bool, as_json: bool, **how: Any,
+) -> None:  # fmt: skip
+    from fedavg import merging, policy, strategies  # lazily: this imports torch
+
+    of = strategies.rule(how["rule_name"], dict(_parameter(text) for text in how["params"]))
+    keep = policy.policy_from([_key(text) for text in how["keys"]], how["lora"])
+    if of.kind.state and state_out is None:
+        raise UsageError(f"{of.name} keeps an optimiser state: say where with --state-out")
+    counts = _numbers("--weights", weights, len(files)) or [None] * len(files)
+    ages = _numbers("--staleness", staleness, len(files)) or [0] * len(files)
+    targets = [_Target(path, force) for path in (state_out, out) if path is not None]
+    with ExitStack() as stack:
+
+        def opened(path: str | None) -> Checkpoint | None:
+            return None if path is None else stack.enter_context(_open(path))
+
+        inputs = _contributions(files, [stack.enter_context(_open(f)) for f in files], counts, ages)
+        merged = merging.merge(
+            of, inputs, targets[-1].temporary, base=opened(base), state_in=opened(state_in),
+            state_out=targets[0].temporary if of.kind.state else None,
+            policy=keep, threads=how["threads"],
+        )  # fmt: skip
+    for target in targets if of.kind.state else targets[-1:]:
+        target.publish()
+    _tell(out, of.name, [c.name for c in inputs], merged, state_out, as_json)
+
+
+def _open(path: str) -> Checkpoint:
+    from fedavg.checkpoint import open_checkpoint
+
+    return open_checkpoint(path)
+
+
+def _contributions(
+    files: tuple[str, ...], opened: list[Checkpoint], counts: Any, ages: Any
+) -> list[Contribution]:
+    from fedavg.merging import Contribution
+
+    found = []
+    for i, path in enumerate(files):
+        again = files[:i].count(path)
+        name = f"{path} ({again + 1})" if again else path
+        found.append(Contribution(name, opened[i], counts[i], staleness=ages[i]))
+    return found
+
+
+def _parameter(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise UsageError(f"--set {text}: give it as NAME=NUMBER") from None
+
+
+def _key(text: str) -> tuple[str, str]:
+    pattern, _, action = text.rpartition("=")
+    if not pattern:
+        raise UsageError(f"--key {text}: give it as PATTERN=ACTION")
+    return pattern, action
+
+
+def _numbers(option: str, text: str | None, count: int) -> list[Any] | None:
+    if text is None:
+        return None
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} {text}: give numbers with commas between them") from None
+    if len(found) != count:
+        raise UsageError(f"{option} has {len(found)} numbers for {count} files")
+    return found
+
+
+class _Target:
+    """A file or folder that appears whole or not at all."""
+
+    def __init__(self, path: str, force: bool) -> None:
+        self._folder, self._name = os.path.split(os.path.abspath(path))
+        self.temporary = os.path.join(self._folder, f".{self._name}.tmp~{os.getpid()}")
+        if not os.path.isdir(self._folder):
+            raise UsageError(f"{self._folder}: there is no such folder", path=self._folder)
+        if os.path.lexists(path) and (not force or os.path.isdir(path)):
+            hint = "remove it first" if os.path.isdir(path) else "--force replaces it"
+            raise Refused(f"{path} exists: {hint}", path=path)
+
+    def publish(self) -> None:
+        """Give it its name."""
+        store = Store(self._folder)
+        try:
+            store.rename(os.path.basename(self.temporary), self._name)
+            store.sync_folder("")
+        except OSError as error:
+            raise storage_error(error, "write", f"{self._folder}/{self._name}") from error
+
+
+def _tell(
+    out: str, rule: str, names: list[str], merged: Merged, state: str | None, as_json: bool
+) -> None:
+    if as_json:
+        kept = {"state": state, "state_digest": merged.state_digest} if merged.state_digest else {}
+        document = {
+            "out": out, "digest": merged.digest, "rule": rule, "weights": merged.weights,
+            "scores": merged.scores, **kept, "exit_code": 0,
+        }  # fmt: skip
+        print(json.dumps(document, indent=1))
+        return
+    for name in sorted(names):
+        share = merged.weights.get(name)
+        score = f"  score {merged.scores[name]:.6g}" if name in merged.scores else ""
+        print(f"{name}: " + ("takes no part" if share is None else f"{share:.2%}") + score)
+    print(f"{out}: merged by {rule}, sha256 {merged.digest}")
+    if merged.state_digest:
+        print(f"{state}: optimiser state, sha256 {merged.state_digest}")
+    sys.stdout.flush()
