@@ -111,8 +111,27 @@ def open_stream(settings: Settings, end: float) -> Stream:
     raise _error(settings, f"no connection to {where}: {last.strerror or last}", passing) from last
 
 
+class _Prompt(socket.socket):
+    """A TCP socket that acknowledges at once what it received.
+
+    sshd writes some answers in two small packets and, while a session is set up, lets the second
+    wait for the acknowledgement of the first; the kernel would keep that back for 40 ms, twice a
+    login. The kernel forgets the option, so it is set again after each read.
+    """
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        data = super().recv(size, flags)
+        self.acknowledge()
+        return data
+
+    def acknowledge(self) -> None:
+        """Acknowledge what has come, now."""
+        with suppress(OSError):  # it may have been closed meanwhile
+            self.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
 def _connect(family: int, kind: int, proto: int, address: object, left: float) -> socket.socket:
-    sock = socket.socket(family, kind, proto)
+    sock = _Prompt(family, kind, proto)
     try:
         # Small requests and small answers: waiting to fill packets costs 40 ms a turn.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -120,6 +139,7 @@ def _connect(family: int, kind: int, proto: int, address: object, left: float) -
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
         sock.settimeout(left)
         sock.connect(address)  # type: ignore[arg-type]  # as getaddrinfo gave it
+        sock.acknowledge()
     except BaseException:
         sock.close()
         raise
