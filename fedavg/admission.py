@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from fedavg.agreement import Unmergeable
@@ -21,11 +22,11 @@ from fedavg.checkpoint import (
     open_checkpoint,
 )
 from fedavg.inspection import inspect
-from fedavg.policy import policy_from
+from fedavg.policy import Policy, policy_from
 from fedavg.publishing import checkpoint_path, model_path
 from fsworker.errors import FleetError, FormatError, StorageError
 from fsworker.protocol import artifacts, fsfolders, rounds
-from fsworker.protocol.artifacts import Damaged, FileDigest
+from fsworker.protocol.artifacts import Damaged, Done, FileDigest
 from fsworker.protocol.federation import Global
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import groups
@@ -54,23 +55,35 @@ def examine(store: Store, group: Group, upload: Upload, base: Global | None) -> 
     """Read an upload that has nothing wrong with its record; never raises for what is in it.
 
     `base` is the model that the open round started from (None: there is none to compare with).
+    FormatError or StorageError when that cannot be read.
     """
     assert upload.done is not None
     folder = groups.upload_dir(group.group, upload.episode, upload.job)
+    with ExitStack() as stack:
+        model = None
+        if base is not None:  # its damage is not the upload's
+            model = stack.enter_context(open_checkpoint(model_path(store, base)))
+        return _examine(store, folder, upload.done, policy_of(group), model)
+
+
+def policy_of(group: Group) -> Policy:
+    """What becomes of each key. UsageError for what cannot be."""
+    return policy_from(group.keys.items(), group.lora)
+
+
+def _examine(
+    store: Store, folder: str, done: Done, policy: Policy, model: Checkpoint | None
+) -> Verdict:
     try:
-        stamps = stamps_of(store, folder, upload.done.files)
+        stamps = stamps_of(store, folder, done.files)
         artifacts.verify(store, folder, full=True)
-        path = checkpoint_path(store, folder, upload.done.files, "checkpoint")
-        with open_checkpoint(path) as checkpoint:
+        with open_checkpoint(
+            checkpoint_path(store, folder, done.files, "checkpoint")
+        ) as checkpoint:
             layout = layout_of(checkpoint)
-            policy = policy_from(group.keys.items(), group.lora)
-            if base is None:
-                inspect(checkpoint, policy=policy)
-            else:
-                with open_checkpoint(model_path(store, base)) as model:
-                    inspect(checkpoint, like=model, policy=policy)
+            inspect(checkpoint, like=model, policy=policy)
     except (FleetError, OSError) as error:
-        return Verdict(_problem(error))
+        return Verdict(_problem(store, error))
     return Verdict(None, layout, stamps)
 
 
@@ -110,8 +123,8 @@ def without_odd_ones(uploads: Iterable[Upload], layouts: dict[str, str]) -> list
     ]
 
 
-def _problem(error: FleetError | OSError) -> Problem:
-    """An error as why an upload does not count."""
+def _problem(store: Store, error: FleetError | OSError) -> Problem:
+    """An error as why an upload does not count, in words that are the same on every mount."""
     if isinstance(error, UnsafeCheckpoint):
         kind = "unsafe"
     elif isinstance(error, (Damaged, DamagedCheckpoint)):
@@ -124,7 +137,7 @@ def _problem(error: FleetError | OSError) -> Problem:
         kind = UNREADABLE
     else:
         kind = "damaged" if isinstance(error, FormatError) else "misshapen"
-    return Problem(kind, str(error))
+    return Problem(kind, str(error).replace(f"{store.root}/", ""))
 
 
 def late_problem(upload: Upload, newest: int, group: Group, base: Global | None) -> Problem | None:

@@ -31,6 +31,13 @@ from fsworker.protocol.rounds import Decision, Problem, Upload
 log = logging.getLogger(__name__)
 
 
+class _Outrun(Exception):
+    """Another aggregator closed the round meanwhile, so what was seen of it tells nothing more.
+
+    Its uploads may be retired by now, and must not be taken for damaged.
+    """
+
+
 @dataclass(frozen=True)
 class Step:
     """What came of one step. `merged`: a round was published, so there may be more to do."""
@@ -63,7 +70,11 @@ class GroupKeeper:
             self._clean(view)
         if view.finished:
             return self._finish(view)
-        found = view.plan or self._try_to_close(view)
+        try:
+            found = view.plan or self._try_to_close(view)
+        except _Outrun:
+            words = "another aggregator closed it"
+            return Step(GroupReport(view.round, "waiting", words), merged=True)
         return found if isinstance(found, Step) else self._merge(found)
 
     def _merge(self, plan: Plan) -> Step:
@@ -114,6 +125,8 @@ class GroupKeeper:
                     log.warning("%s: %s: %s", self.group, upload.job, upload.problem.reason)
                     continue
                 if upload.job not in known:
+                    if self.eye.plan(view.round) is not None:
+                        raise _Outrun
                     self._refuse(upload.episode, upload.job, upload.problem, upload.done)
             found.append(upload)
         if view.base is None:

@@ -180,7 +180,8 @@ class GroupEye:
                 done = self._done(folder)
                 known = done, self._written(f"{folder}/{artifacts.DONE}")
             except Damaged as error:
-                return Upload(job, episode, None, Problem("damaged", str(error))), float("inf")
+                words = str(error).replace(f"{self.store.root}/", "")
+                return Upload(job, episode, None, Problem("damaged", words)), float("inf")
             self._uploads[episode, job] = known
         return Upload(job, episode, known[0]), known[1]
 

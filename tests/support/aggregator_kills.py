@@ -1,0 +1,220 @@
+"""Ends, or stops, an aggregator at one of its filesystem calls after the other. A program.
+
+    python -m tests.support.aggregator_kills kill|pause TEMPLATE WORK
+
+TEMPLATE is a run root that is ready to be aggregated, WORK an empty folder. For each n a copy of
+the template is given to an aggregator that kills itself by SIGKILL right before its n-th call that
+touches the root. Another one then finishes (once for every state of the disk that differs). With
+`pause`, the first one stops itself instead, a second one does everything, and the first goes on:
+as if each believed to be alone. Either way the published bytes must be those of an undisturbed
+run, and what was once published must not have been touched. Prints one JSON object.
+
+Processes are forked from one that has imported torch, so that hundreds of lives take seconds.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fedavg.aggregator import Aggregator
+from fsworker.protocol.fsops import Store
+from tests.support.rounds import published
+
+MOST_SWEEPS = 30
+PATHS = ("listdir", "mkdir", "rename", "unlink", "rmdir", "lstat", "stat", "chmod")
+DESCRIPTORS = ("write", "pwrite", "pwritev", "fsync", "fchmod", "ftruncate", "close")
+"""Reading by descriptor is left out: nothing changes between it and the call after it."""
+
+
+def live(root: str, at: int | None, act: Callable[[], None]) -> None:
+    """Aggregate until every group is finished; before call number `at`, `act`. Never returns."""
+    if at is not None:
+        _watch(root, at, act)
+    aggregator = Aggregator(Store(root), threads=1)
+    if finishes(aggregator):
+        os._exit(0)
+    sys.stderr.write(f"not finished: {aggregator.reports}\n")
+    os._exit(1)
+
+
+def finishes(aggregator: Aggregator) -> bool:
+    """Whether every group is finished after some sweeps."""
+    for _ in range(MOST_SWEEPS):
+        aggregator.sweep()
+        if aggregator.finished:
+            return True
+    return False
+
+
+def _watch(root: str, at: int, act: Callable[[], None]) -> None:
+    """Count the calls that touch the root, whoever makes them."""
+    count, descriptors = 0, set()
+
+    def called() -> None:
+        nonlocal count
+        count += 1
+        if count == at:
+            act()
+
+    def on_path(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(path, str) and path.startswith(root):
+                called()
+            return real(path, *args, **kwargs)
+
+        return call
+
+    def on_descriptor(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(fd: Any, *args: Any, **kwargs: Any) -> Any:
+            if fd in descriptors:
+                called()
+            result = real(fd, *args, **kwargs)
+            if real is close:
+                descriptors.discard(fd)
+            return result
+
+        return call
+
+    def opened(path: Any, *args: Any, **kwargs: Any) -> int:
+        mine = isinstance(path, str) and path.startswith(root)
+        if mine:
+            called()
+        fd = opening(path, *args, **kwargs)
+        if mine:
+            descriptors.add(fd)
+        return fd
+
+    close, opening = os.close, os.open
+    for name in PATHS:
+        setattr(os, name, on_path(getattr(os, name)))
+    for name in DESCRIPTORS:
+        setattr(os, name, on_descriptor(getattr(os, name)))
+    os.open = opened
+
+
+def fork(run: Callable[[], None]) -> int:
+    """The pid of a child that does `run`."""
+    pid = os.fork()
+    if pid == 0:
+        gc.disable()
+        try:
+            run()
+        finally:
+            os._exit(99)
+    return pid
+
+
+def state_of(root: str) -> str:
+    """A digest of names and contents, with the random parts of hidden names left out."""
+    hasher = hashlib.sha256()
+    for folder, folders, files in sorted(os.walk(root)):
+        for name in sorted(folders + files):
+            path = os.path.join(folder, name)
+            hasher.update(re.sub(r"~[0-9]+-[0-9a-f]+", "~", path.removeprefix(root)).encode())
+            if name in files:
+                with open(path, "rb") as file:
+                    data = file.read()
+                if name not in ("times.json", "waiting.json"):  # these hold the time
+                    hasher.update(data)
+    return hasher.hexdigest()
+
+
+def inodes(root: str) -> dict[str, int]:
+    """Of every published model and plan, its inode: another one means that it was replaced."""
+    return {
+        name: os.stat(os.path.join(root, "outbox/federation/g", name)).st_ino
+        for name in published(Store(root))
+        if name.startswith(("rounds/", "to_worker/"))
+    }
+
+
+class Runs:
+    """What is found over all n."""
+
+    def __init__(self, template: str, work: str) -> None:
+        self.template, self.work = template, work
+        self.bad: list[str] = []
+        self.states: set[str] = set()
+        root = self.copy("plain")
+        # In this process, so that everything is imported before it forks.
+        assert finishes(Aggregator(Store(root), threads=1)), "an undisturbed run fails"
+        self.expected = published(Store(root))
+        gc.collect()
+        gc.freeze()
+
+    def copy(self, name: str) -> str:
+        """A fresh root."""
+        root = os.path.join(self.work, name)
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(self.template, root)
+        return root
+
+    def check(self, n: int, root: str, before: dict[str, int]) -> None:
+        """Whether all is as without a disturbance, and what was there was left alone."""
+        after = published(Store(root))
+        if after != self.expected:
+            odd = sorted(set(after.items()) ^ set(self.expected.items()))
+            self.bad.append(f"call {n}: {odd}")
+        now = inodes(root)
+        if any(name in now and now[name] != ino for name, ino in before.items()):
+            self.bad.append(f"call {n}: what was published was replaced")
+        hidden = [f for f, _, _ in os.walk(root) if "/.tmp~" in f]
+        if hidden:
+            self.bad.append(f"call {n}: {hidden} is left")
+
+    def kill(self, n: int) -> bool:
+        """One life that is ended at call n; False when it ended by itself before that."""
+        root = self.copy("killed")
+        pid = fork(lambda: live(root, n, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+        _, status = os.waitpid(pid, 0)
+        if not os.WIFSIGNALED(status):
+            return False
+        state = state_of(root)
+        if state not in self.states:
+            self.states.add(state)
+            before = inodes(root)
+            _, status = os.waitpid(fork(lambda: live(root, None, lambda: None)), 0)
+            if status:
+                self.bad.append(f"call {n}: the one after it failed")
+            self.check(n, root, before)
+        return True
+
+    def pause(self, n: int) -> bool:
+        """One life that is stopped at call n while another does everything, and goes on."""
+        root = self.copy("paused")
+        pid = fork(lambda: live(root, n, lambda: os.kill(os.getpid(), signal.SIGSTOP)))
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            return False
+        _, other = os.waitpid(fork(lambda: live(root, None, lambda: None)), 0)
+        before = inodes(root)
+        os.kill(pid, signal.SIGCONT)
+        _, status = os.waitpid(pid, 0)
+        if status or other:
+            self.bad.append(f"call {n}: the sleeper ended with {status}, the other with {other}")
+        self.check(n, root, before)
+        return True
+
+
+def main(mode: str, template: str, work: str) -> None:
+    logging.disable()
+    runs, n = Runs(template, work), 1
+    one = runs.kill if mode == "kill" else runs.pause
+    while one(n):
+        n += 1
+    told = {"calls": n - 1, "states": len(runs.states), "bad": runs.bad[:20]}
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
