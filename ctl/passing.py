@@ -38,7 +38,7 @@ def lines(names: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         if name in environ:
             found.append(f"{name}={shlex.quote(environ[name])}; export {name}")
         else:
-            log.warning("%s is not set here: jobs that ask for it are declined", name)
+            log.info("%s is not set here: jobs that ask for it are declined", name)
     if names:
         found.append(f"{NAMES}={','.join(names)}; export {NAMES}")
     return found

@@ -60,12 +60,15 @@ def _scalar(dtype: Any = None, data: Any = b"", *_: Any) -> Any:
     return struct.unpack("<" + code, raw)[0]
 
 
-def _ordered(*args: Any) -> dict[Any, Any]:
-    return dict(*args)
+class _Ordered(dict[Any, Any]):
+    """A state dict, whose attributes (`_metadata`) nobody asks for."""
+
+    def __setstate__(self, state: Any) -> None:
+        pass
 
 
 _KNOWN: dict[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): _ordered,
+    ("collections", "OrderedDict"): _Ordered,
     ("collections", "deque"): lambda *args: list(*args[:1]),
     ("numpy", "dtype"): _DType,
     ("numpy.core.multiarray", "scalar"): _scalar,

@@ -77,6 +77,10 @@ class Crew:
         """How many places for tasks are executing."""
         return self._tasks.busy() if self._tasks else 0
 
+    def slots(self) -> int:
+        """How many places for tasks there are."""
+        return self._tasks.total() if self._tasks else 0
+
     def jobs(self) -> tuple[int, int]:
         """(job slots that are busy, all of them)."""
         return (self._jobs.busy(), self._jobs.total()) if self._jobs else (0, 0)
