@@ -238,6 +238,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "torch.device": _kept("torch.device"),
     "torch.serialization._get_layout": _kept("torch.serialization._get_layout"),
     "builtins.set": _kept("builtins.set"),
+    "builtins.bytes": lambda: b"",  # protocol 2 has no other way to spell none
     "builtins.bytearray": _bytes_in,
     "builtins.complex": _complex,
     "_codecs.encode": _encode,

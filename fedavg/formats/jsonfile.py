@@ -131,14 +131,14 @@ class _Document:
         """Write it. ValueError where a tensor has no bytes, or is not finite."""
         for region in self._regions.values():
             region.finish(put)
-        value = self._value(self._tree, "")
+        value = self._value(self._tree, None)
         put(0, json.dumps(value, allow_nan=False).encode("ascii") + b"\n")
         return 0
 
-    def _value(self, node: object, key: str) -> object:
+    def _value(self, node: object, key: str | None) -> object:
         inside = _children(node)
         if inside is None:
-            return self._leaf(node, key)
+            return self._leaf(node, key or "")
         below = {part: self._value(child, keys.join(key, part)) for part, child in inside}
         return below if isinstance(node, dict) else list(below.values())
 

@@ -17,10 +17,10 @@ COMPILED = "_orig_mod."
 PREFIXES = (COMPILED, "module.")
 
 MAX_DEPTH = 64
-MAX_LEAVES = 1_000_000
+MAX_LEAVES = 250_000
 MAX_KEY = 1_000
 """Characters of a key. Limits against a few bytes of pickle that unfold to gigabytes."""
-MAX_KEYS_TOTAL = 1 << 26
+MAX_KEYS_TOTAL = 1 << 24
 
 Path = tuple[object, ...]
 
@@ -43,17 +43,17 @@ def canonical(name: str) -> str:
     return name.replace("." + COMPILED, ".")
 
 
-def join(key: str, part: object) -> str:
-    """The key of what is called `part` (a dict's key, or an index) below `key`."""
+def join(key: str | None, part: object) -> str:
+    """The key of what is called `part` (a dict's key, or an index) below `key`, None at the top."""
     text = canonical(part) if isinstance(part, str) else repr(part)
-    return f"{key}.{text}" if key else text
+    return text if key is None else f"{key}.{text}"
 
 
-def key_of(path: Path, key: str = "") -> str:
+def key_of(path: Path, key: str | None = None) -> str:
     """The key of the leaf at `path` below `key`."""
     for part in path:
         key = join(key, part)
-    return key
+    return key or ""
 
 
 def spelling(path: Path) -> str:
@@ -62,13 +62,13 @@ def spelling(path: Path) -> str:
 
 
 def leaves(
-    tree: object, children: Tree, where: str, top: str = ""
+    tree: object, children: Tree, where: str, top: str | None = None
 ) -> Iterator[tuple[str, Path, object]]:
     """(key, path, leaf) of every leaf in the order of the file, keys below `top`.
 
-    `children(node)` gives (part, child) pairs, or None for a leaf. `where` is
-    the file's name. Raises UnsupportedCheckpoint for what is nested too deep or too large, and for
-    two leaves of one key.
+    `children(node)` gives (part, child) pairs, or None for a leaf. `where` is the
+    file's name. Raises UnsupportedCheckpoint for what is nested too deep or too large, and for two
+    leaves of one key.
     """
     seen: dict[str, Path] = {}
     total = 0
@@ -86,20 +86,25 @@ def leaves(
         yield key, path, leaf
 
 
-def _walk(tree: object, children: Tree, where: str, top: str) -> Iterator[tuple[str, Path, object]]:
+def _walk(
+    tree: object, children: Tree, where: str, top: str | None
+) -> Iterator[tuple[str, Path, object]]:
     """Depth first with a stack of our own; empty containers have no leaf but cost a step each."""
     steps = 0
-    stack: list[tuple[str, Path, object]] = [(top, (), tree)]
+    stack: list[tuple[str | None, Path, object]] = [(top, (), tree)]
     while stack:
         key, path, node = stack.pop()
         steps += 1
         inside = children(node)
         if inside is None:
-            yield key, path, node
+            yield key or "", path, node
             continue
-        below = [(join(key, part), (*path, part), child) for part, child in inside]
-        if len(path) >= MAX_DEPTH or steps + len(stack) + len(below) > 2 * MAX_LEAVES:
-            raise UnsupportedCheckpoint(where, f"it is nested too deep or too large at {key!r:.80}")
+        parts = list(inside)
+        if len(path) >= MAX_DEPTH or steps + len(stack) + len(parts) > 2 * MAX_LEAVES:
+            raise UnsupportedCheckpoint(
+                where, f"it is nested too deep or too large at {key or ''!r:.80}"
+            )
+        below = [(join(key, part), (*path, part), child) for part, child in parts]
         if any(len(k) > MAX_KEY for k, _, _ in below):
             raise UnsupportedCheckpoint(where, f"a key in it is longer than {MAX_KEY} characters")
         stack.extend(reversed(below))

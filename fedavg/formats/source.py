@@ -49,7 +49,7 @@ class Source:
         """`size` bytes from `offset`; for headers, not for tensors."""
         if offset < 0 or offset + size > self.size:
             raise DamagedCheckpoint(
-                self.path, f"it has {self.size} bytes, and {offset + size} are spoken of"
+                self.path, f"it has {self.size} bytes, its header needs {offset + size}"
             )
         data = bytearray(size)
         self.read_into(offset, memoryview(data))

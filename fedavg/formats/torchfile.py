@@ -29,7 +29,7 @@ PICKLE = "/data.pkl"
 class Archive:
     """What an archive of torch's holds. `tensors` and `entries` have the same keys, below `top`."""
 
-    top: str
+    top: str | None
     tree: object
     tensors: dict[str, nodes.Tensor]
     entries: dict[str, Entry]
@@ -61,14 +61,14 @@ def holds(members: Mapping[str, Member]) -> bool:
 def open_torch(source: Source, members: dict[str, Member]) -> Checkpoint:
     """A file of torch.save, whose `members` were found."""
     archive = read_archive(Extent(source, 0, source.size, source.path), members)
-    if "" in archive.entries or "" in archive.rest:
+    if nodes.children(archive.tree) is None:
         raise UnsupportedCheckpoint(source.path, "it holds a single value: save a dict of tensors")
     return Checkpoint(
         source.path, "pt", archive.entries, archive.rest, read_place, source.close, archive.plan
     )
 
 
-def read_archive(extent: Extent, members: dict[str, Member], top: str = "") -> Archive:
+def read_archive(extent: Extent, members: dict[str, Member], top: str | None = None) -> Archive:
     """What the archive with these members holds, its keys below `top`."""
     root = _root(extent, members)
     order = members.get(root + "/byteorder")

@@ -17,14 +17,17 @@ from fedavg.formats import admitted
 from fedavg.formats.errors import DamagedCheckpoint, UnsafeCheckpoint, UnsupportedCheckpoint
 from fedavg.formats.nodes import Call, Table, is_key
 
-MAX_PICKLE = 64 << 20
-"""Bytes. Tensors take about 200 each in a pickle, so this is some 300,000 of them."""
-MAX_OPERATIONS = 12_000_000
+MAX_PICKLE = 32 << 20
+"""Bytes. Tensors take about 200 each in a pickle, so this is some 150,000 of them."""
+MAX_OPERATIONS = 4_000_000
+MAX_OBJECTS = 750_000
+"""Dicts, lists and results of calls; a tensor takes two. Limits to what a file can blow up."""
 MAX_NAMES = 5
 MAX_INT = 255
 """Bytes of an integer: what torch's restricted loader reads again."""
 
 _MARK = object()
+_MAKERS = {"EMPTY_DICT", "EMPTY_LIST", "EMPTY_SET", "REDUCE", "LIST", "DICT"}
 _GARBLED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error)
 """What operations on the wrong values raise."""
 
@@ -54,11 +57,15 @@ def load(data: bytes, where: str) -> object:
 
 def _run(data: bytes) -> object:
     machine = _Machine()
+    objects = 0
     for count, (operation, argument, position) in enumerate(pickletools.genops(data)):
         if operation.name == "STOP" and position != len(data) - 1:
             raise ValueError("bytes follow its end")
-        if count > MAX_OPERATIONS:
-            raise admitted.NotMerged(f"it takes more than {count} pickle operations")
+        objects += operation.name in _MAKERS
+        if count > MAX_OPERATIONS or objects > MAX_OBJECTS:
+            raise admitted.NotMerged(
+                f"its pickle has {count} operations or more, beyond any state_dict; save shards"
+            )
         step = _STEPS.get(operation.name)
         if step is None:
             raise admitted.NotMerged(

@@ -71,5 +71,5 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors have one dtype, one shape and the same bits."""
     if (left.dtype, left.shape) != (right.dtype, right.shape):
         return False
-    bits = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (left, right)]
-    return torch.equal(*bits)
+    flat = [torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()).view(-1) for t in (left, right)]
+    return torch.equal(*(t.view(torch.uint8) for t in flat))

@@ -190,6 +190,7 @@ BOMBS = {
     "attributes that hold themselves":
         b"\x80\x02ccollections\nOrderedDict\n)R}q\x00" + text("d") + b"h\x00sb.",
     "an enormous integer": b"\x80\x02\x8b\x00\x00\x10\x00" + b"\x7f" * (1 << 20) + b".",
+    "a million dicts": b"\x80\x02](" + b"}" * 1_000_000 + b"e.",
     "an enormous decimal integer": b"I" + b"9" * 100_000 + b"\n.",
     "a key of a million characters": b"\x80\x02}" + text("k" * 1_000_000) + b"Ns.",
 }  # fmt: skip
