@@ -199,7 +199,7 @@ class Worker:
             ready=self._taking(),
             draining=self._deadline is not None,
             slots_busy=self._executor.busy(),
-            slots_total=self._executor.total(),
+            slots_total=self._executor.slots(),
             jobs_busy=self._executor.jobs()[0],
             jobs_total=self._executor.jobs()[1],
             **state,
@@ -283,7 +283,7 @@ class Worker:
         except OSError as error:
             log.warning("cannot remove %s: %s", self._owner.folder, error)
         self._deadline = self._deadline or end
-        self._pulse.beat(stopped=True, refused=self._refusal, slots_total=self._executor.total())
+        self._pulse.beat(stopped=True, refused=self._refusal, slots_total=self._executor.slots())
         if not self._wrapped:
             try:
                 lifefiles.withdraw(self._store, self._options.host, [os.getpid()])
