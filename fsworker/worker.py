@@ -36,7 +36,7 @@ from fsworker.protocol.ledger import Expelled
 from fsworker.protocol.records.run import HostIdentity, Manifest
 from fsworker.slots import devices
 from fsworker.slots.backlog import Work
-from fsworker.slots.main import inherit_orphans
+from fsworker.slots.process import inherit_orphans
 
 log = logging.getLogger("fsworker.worker")
 
