@@ -22,6 +22,8 @@ SMALLEST = 64 << 10
 BLOCK = 1 << 19
 """Elements of all models together that a rule is applied to at once: 4 MiB as float64."""
 
+LEAST_BLOCK = 4096
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -33,9 +35,7 @@ class Piece:
     action: Action
 
 
-def pieces(
-    entries: Mapping[str, Entry], actions: Mapping[str, Action], inputs: int, chunk: int = CHUNK
-) -> list[Piece]:
+def pieces(entries: Mapping[str, Entry], actions: Mapping[str, Action], inputs: int) -> list[Piece]:
     """All pieces of the entries that have an action, in their order.
 
     `inputs` is how many tensors are read at once: models, bases, state.
@@ -44,7 +44,7 @@ def pieces(
     for key, action in actions.items():
         entry = entries[key]
         size = entry.itemsize
-        step = max(chunk // inputs, SMALLEST) // size
+        step = max(CHUNK // inputs, SMALLEST) // size
         count = entry.nbytes // size
         found += [Piece(key, a, min(a + step, count), action) for a in range(0, count, step)]
     return found
@@ -52,5 +52,5 @@ def pieces(
 
 def blocks(count: int, models: int) -> Iterator[slice]:
     """The blocks of a piece of `count` elements, for that many models."""
-    step = max(BLOCK // models, 4096)
+    step = max(BLOCK // models, LEAST_BLOCK)
     return (slice(a, min(a + step, count)) for a in range(0, count, step))
