@@ -7,7 +7,8 @@ Start, restart and the watcher must start a host in the same way, so the way is 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -36,13 +37,28 @@ def open_for(meta: LaunchMeta) -> Launcher:
 
 
 @contextmanager
-def opened(meta: LaunchMeta) -> Iterator[Launcher]:
-    """The launcher of the run, closed at the end."""
+def opened(meta: LaunchMeta, hosts: Iterable[str] | None = None) -> Iterator[Launcher]:
+    """The launcher of the run, closed at the end; `hosts` (default: all) are to be reached.
+
+    At a terminal, passphrases that they need are asked for first.
+    """
     launcher = open_for(meta)
     try:
+        if sys.stdin is not None and sys.stdin.isatty():
+            launcher.unlock([w.host for w in meta.workers] if hosts is None else hosts, _ask)
         yield launcher
     finally:
         launcher.close()
+
+
+def _ask(prompt: str) -> str | None:
+    """What a person types, unseen; None when they would rather not."""
+    import getpass  # lazily: seldom needed
+
+    try:
+        return getpass.getpass(prompt)
+    except EOFError:
+        return None
 
 
 def request_for(meta: LaunchMeta, host: str) -> LaunchRequest:

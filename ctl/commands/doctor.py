@@ -47,7 +47,7 @@ def command(
         raise UsageError("no root is named: give --root, or set FLEET_ROOT")
     meta, patient = _patient(session, os.path.abspath(base), hosts, functions, launcher)
     names = _hosts(session, meta, hosts)
-    with launching.opened(meta) as opened:
+    with launching.opened(meta, names) as opened:
         found = measure.examine(patient, opened, names, session.config.get("width"))
     failure = measure.summary(found)
     if as_json:

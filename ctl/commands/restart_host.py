@@ -78,7 +78,7 @@ def _restart(
     # The number first: a watcher then sees a host that starts, and leaves it alone.
     meta = launching.relaunch(before, host)
     _publish(run, meta)
-    with launching.opened(meta) as launcher:
+    with launching.opened(meta, [host]) as launcher:
         width = session.config.get("width")
         report = stopping.stop_hosts(run.store, before, [host], launcher, grace, kill_after, width)
         if report.failed:

@@ -14,7 +14,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
@@ -99,6 +99,9 @@ class Launcher(Protocol):
     def examine(self, host: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """What the host measures of itself; see `fsworker.host.examine`."""
 
+    def unlock(self, hosts: Iterable[str], ask: Callable[[str], str | None]) -> None:
+        """Ask a person now for all secrets that reaching these hosts will need."""
+
     def close(self) -> None:
         """Let go of every connection."""
 
@@ -139,6 +142,9 @@ class ScriptLauncher:
         which is normal once the sink has had enough. Raises LaunchError.
         """
         raise NotImplementedError
+
+    def unlock(self, hosts: Iterable[str], ask: Callable[[str], str | None]) -> None:
+        """Nothing has to be asked."""
 
     def terms(self, host: str) -> HostTerms:
         """What holds for this host only."""

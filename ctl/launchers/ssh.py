@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import paramiko
-from paramiko.agent import AgentSSH
 
-from ctl.launchers import sshconfig
+from ctl.launchers import sshconfig, sshkeys
 from ctl.launchers.base import Sink
 from ctl.launchers.connections import ConnectedLauncher, Link
 from ctl.launchers.errors import LaunchError
 from ctl.launchers.hosttrust import known_kinds, require_trust
 from ctl.launchers.script import COMMAND, clean
-from ctl.launchers.sshconfig import Settings, public_blob
+from ctl.launchers.sshconfig import Settings
+from ctl.launchers.sshkeys import Ask, Keyring
 from ctl.launchers.sshsocket import Stream, open_stream
 from fsworker.errors import UsageError
 
@@ -63,16 +61,31 @@ class SshLauncher(ConnectedLauncher):
         self._config = ssh_config
         self._accept_new = accept_new
         self._settings: dict[str, Settings] = {}
+        self._keyring = Keyring()
+
+    def unlock(self, hosts: Iterable[str], ask: Ask) -> None:
+        """Ask, once for each, for the passphrases of keys that these hosts need.
+
+        A host whose settings cannot be read is passed over: connecting to it will say so.
+        """
+        for host in hosts:
+            try:
+                self._settings[host] = self._effective(host)
+            except LaunchError:
+                continue
+        end = time.monotonic() + self.timeouts.connect
+        self._keyring.unlock(list(self._settings.values()), ask, end)
+
+    def _effective(self, host: str) -> Settings:
+        return sshconfig.effective(host, self._config, options=self.terms(host).ssh)
 
     def connect(self, host: str, end: float) -> Link:
         """A new connection to `host`; everything up to its login takes `connect` at most."""
-        settings = self._settings.get(host) or sshconfig.effective(
-            host, self._config, options=self.terms(host).ssh
-        )
+        settings = self._settings.get(host) or self._effective(host)
         bound = min(self.timeouts.connect, settings.connect_timeout or self.timeouts.connect)
         end = min(end, time.monotonic() + bound)
         self._settings.pop(host, None)  # read again after a failure: somebody may mend them
-        link = SshLink(settings, open_stream(settings, end))
+        link = SshLink(settings, open_stream(settings, end), self._keyring)
         try:
             link.log_in(end, accept_new=self._accept_new)
         except BaseException:
@@ -85,8 +98,9 @@ class SshLauncher(ConnectedLauncher):
 class SshLink:
     """One connection to one host."""
 
-    def __init__(self, settings: Settings, stream: Stream) -> None:
+    def __init__(self, settings: Settings, stream: Stream, keyring: Keyring) -> None:
         self.settings = settings
+        self._keyring = keyring
         self._stream = stream
         self.transport = paramiko.Transport(stream.sock)
         self.transport.set_log_channel(_wire.name)
@@ -150,8 +164,8 @@ class SshLink:
 
     def _authenticate(self, end: float) -> None:
         notes: list[str] = []
-        with _agent(self.settings, end, notes) as held:
-            candidates = _candidates(self.settings, held, notes)
+        with sshkeys.agent(self.settings, end, notes) as held:
+            candidates = self._keyring.candidates(self.settings, held, notes)
             for tried, (name, key) in enumerate(candidates, 1):
                 self.transport.auth_timeout = _left(end)
                 try:
@@ -249,47 +263,3 @@ def _prefer(transport: paramiko.Transport, kinds: list[str]) -> None:
 
 def _left(end: float) -> float:
     return max(0.05, end - time.monotonic())
-
-
-@contextmanager
-def _agent(settings: Settings, end: float, notes: list[str]) -> Iterator[list[paramiko.PKey]]:
-    """The keys that the agent holds; a missing or silent agent holds none."""
-    if settings.agent is None:
-        yield []
-        return
-    keys: list[paramiko.PKey] = []
-    # A socket of our own: paramiko's waits for ever for an agent that does not answer.
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(_left(end))
-        try:
-            sock.connect(settings.agent)
-            agent = AgentSSH()
-            agent._connect(sock)  # type: ignore[attr-defined]  # the only way to give it a socket
-            keys += agent.get_keys()
-        except (OSError, paramiko.SSHException, struct.error) as error:
-            notes.append(f"the agent at {settings.agent} does not answer ({error})")
-        yield keys
-
-
-def _candidates(
-    settings: Settings, held: list[paramiko.PKey], notes: list[str]
-) -> Iterator[tuple[str, paramiko.PKey]]:
-    """The keys to try, each with its name, in the order in which ssh tries them."""
-    files = settings.key_files()
-    named = {public_blob(file) for file in files}
-    configured = [k for k in held if k.asbytes() in named]
-    others = [] if settings.identities_only else [k for k in held if k.asbytes() not in named]
-    for key in configured + others:
-        yield f"the agent's key {key.get_name()}", key
-    seen = {key.asbytes() for key in held}
-    for file in files:
-        try:
-            key = paramiko.PKey.from_path(file)
-        except (paramiko.SSHException, ValueError, OSError, TypeError) as error:
-            # cryptography says by a TypeError that it needs a passphrase
-            why = "has a passphrase" if isinstance(error, TypeError) else f"is unusable: {error}"
-            if public_blob(file) not in seen:
-                notes.append(f"{file} {why}")
-        else:
-            if key.public_blob or key.asbytes() not in seen:
-                yield file, key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pty
 import shlex
 import socket
 import struct
@@ -28,6 +29,7 @@ from fsworker.protocol.records.run import Manifest, WorkerSpec
 from tests.rigs import hosts
 from tests.rigs.hosts import INPUTS, HostRig
 from tests.rigs.stub import Stub
+from tests.support.ctlrun import ECHO, Ctl
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.fleet
@@ -465,6 +467,63 @@ def test_a_key_with_a_passphrase_is_named_and_nothing_is_asked(rig, opened, tmp_
     error = failure(opened())
     assert error.stage == "auth"
     assert f"{locked} has a passphrase" in str(error)
+
+
+def test_a_passphrase_is_asked_for_once_and_serves_all_hosts(rig, opened, tmp_path):
+    locked = lock(rig.client_key)
+    for name in ("n1", "n2"):
+        rig.add(name)
+    answers, asked = ["wrong", "secret"], []
+
+    def ask(prompt: str) -> str | None:
+        asked.append(prompt)
+        return answers.pop(0)
+
+    launcher = opened()
+    launcher.unlock(["n1", "n2", "n1"], ask)
+    assert asked == [f"passphrase of {locked}: "] * 2 and not answers
+    for name in ("n1", "n2"):
+        assert launcher.probe(name, "/r").boot_id == "b"
+    refused = opened()
+    refused.unlock(["n1"], lambda prompt: None)
+    assert "has a passphrase" in str(failure(refused))
+
+
+def test_at_a_terminal_ctl_asks_and_a_watcher_does_not(rig, tmp_path):
+    lock(rig.client_key)
+    rig.add("n1")
+    env = {"FLEET_HOSTS": "n1", "FLEET_SSH_CONFIG": str(rig.config)}
+    with Ctl(tmp_path, **env, FLEET_LAUNCHER="ssh") as ctl:
+        argv = [sys.executable, "-m", "ctl", "doctor", "--root", str(ctl.runs), "--fn", ECHO]
+        assert at_terminal(argv, ctl.env, b"passphrase of", b"secret\n") == 0
+        silent = ctl("doctor", "--root", str(ctl.runs), "--fn", ECHO)
+        assert silent.returncode == 1 and "has a passphrase" in silent.stdout
+
+
+def lock(key: Path) -> Path:
+    argv = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(key)]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    return key
+
+
+def at_terminal(argv: list[str], env: dict[str, str], prompt: bytes, answer: bytes) -> int:
+    """Run a command at a terminal of its own and answer its prompt; its exit code."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(argv[0], argv, env)
+    said = b""
+    try:
+        while prompt not in said:
+            said += os.read(terminal, 1000)
+        os.write(terminal, answer)
+        while True:
+            said += os.read(terminal, 1000)
+    except OSError:
+        pass  # it has ended
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(terminal)
+    assert answer.strip() not in said, "it is not shown"
+    return code
 
 
 def test_an_agent_serves_and_a_mute_one_is_bounded(rig, opened, tmp_path, monkeypatch):

@@ -1,0 +1,115 @@
+"""The keys with which a host is asked for entry: the agent's, those in files, and locked ones.
+
+A key file with a passphrase is unlocked before any host is contacted, by asking once; nothing is
+ever asked by a watcher, from a script, or while a connection waits.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import paramiko
+from paramiko.agent import AgentSSH
+
+from ctl.launchers.sshconfig import Settings, public_blob
+
+TRIES = 3
+"""How often a passphrase is asked for, as ssh does."""
+
+Ask = Callable[[str], str | None]
+"""Gives what a person typed at this prompt; None when nobody can be asked."""
+
+
+@dataclass
+class Keyring:
+    """Keys of files, each read once. `unlocked` are those that had a passphrase."""
+
+    unlocked: dict[str, paramiko.PKey] = field(default_factory=dict)
+
+    def unlock(self, hosts: Iterable[Settings], ask: Ask, end: float) -> None:
+        """Ask for the passphrase of each locked key that a host may need and no agent holds."""
+        tried: set[str] = set()
+        for settings in hosts:
+            files = [f for f in settings.key_files() if f not in tried and f not in self.unlocked]
+            tried.update(files)
+            locked = [f for f in files if _is_locked(f)]
+            if not locked:
+                continue
+            with agent(settings, end, []) as held:
+                seen = {key.asbytes() for key in held}
+            for file in locked:
+                if public_blob(file) not in seen:
+                    self._unlock(file, ask)
+
+    def _unlock(self, file: str, ask: Ask) -> None:
+        for _ in range(TRIES):
+            given = ask(f"passphrase of {file}: ")
+            if not given:
+                return  # it will be said of each host that it has a passphrase
+            try:
+                self.unlocked[file] = paramiko.PKey.from_path(file, given.encode())  # type: ignore[arg-type]  # what it hands on wants bytes
+                return
+            except (paramiko.SSHException, ValueError):
+                continue
+
+    def candidates(
+        self, settings: Settings, held: list[paramiko.PKey], notes: list[str]
+    ) -> Iterator[tuple[str, paramiko.PKey]]:
+        """The keys to try, each with its name, in the order in which ssh tries them."""
+        files = settings.key_files()
+        named = {public_blob(file) for file in files}
+        configured = [k for k in held if k.asbytes() in named]
+        others = [] if settings.identities_only else [k for k in held if k.asbytes() not in named]
+        for key in configured + others:
+            yield f"the agent's key {key.get_name()}", key
+        seen = {key.asbytes() for key in held}
+        for file in files:
+            try:
+                key = self.unlocked.get(file) or paramiko.PKey.from_path(file)
+            except _UNUSABLE as error:
+                # cryptography says by a TypeError that it needs a passphrase
+                locked = isinstance(error, TypeError)
+                why = "has a passphrase" if locked else f"is unusable: {error}"
+                if public_blob(file) not in seen:
+                    notes.append(f"{file} {why}")
+                continue
+            if key.public_blob or key.asbytes() not in seen:
+                yield file, key
+
+
+_UNUSABLE = (paramiko.SSHException, ValueError, OSError, TypeError)
+
+
+def _is_locked(file: str) -> bool:
+    try:
+        paramiko.PKey.from_path(file)
+    except TypeError:
+        return True
+    except (paramiko.SSHException, ValueError, OSError):
+        return False
+    return False
+
+
+@contextmanager
+def agent(settings: Settings, end: float, notes: list[str]) -> Iterator[list[paramiko.PKey]]:
+    """The keys that the agent holds; a missing or silent agent holds none."""
+    if settings.agent is None:
+        yield []
+        return
+    keys: list[paramiko.PKey] = []
+    # A socket of our own: paramiko's waits for ever for an agent that does not answer.
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(max(0.05, end - time.monotonic()))
+        try:
+            sock.connect(settings.agent)
+            agent = AgentSSH()
+            agent._connect(sock)  # type: ignore[attr-defined]  # the only way to give it a socket
+            keys += agent.get_keys()
+        except (OSError, paramiko.SSHException, struct.error) as error:
+            notes.append(f"the agent at {settings.agent} does not answer ({error})")
+        yield keys
