@@ -71,6 +71,7 @@ def _allowed_once(
         if key in seen:
             raise UsageError(f"host {worker.host!r} is named twice: give it one worker")
         seen.add(key)
+        _check_places(worker)
         if launcher == "local" and not len(allowed):
             yield worker  # contacts nobody: without a list, the name is only a label
             continue
@@ -132,6 +133,16 @@ def check_slots(worker: WorkerSpec, where: str) -> WorkerSpec:
     if worker.concurrency or worker.job_slots:
         return worker
     raise UsageError(f"{where}: a worker needs slots (concurrency) or job slots: give it some")
+
+
+def _check_places(worker: WorkerSpec) -> None:
+    places = worker.concurrency * worker.slots.coroutines
+    if places > MOST_SLOTS:
+        raise UsageError(
+            f"host {worker.host!r}: {worker.concurrency} slots of {worker.slots.coroutines} "
+            f"coroutines are more than {MOST_SLOTS}: lower --concurrency or --slot-async",
+            host=worker.host,
+        )
 
 
 def _number(value: Any, what: str, least: int) -> int:

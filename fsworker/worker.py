@@ -120,6 +120,7 @@ class Worker:
     def _setting(self, manifest: Manifest) -> Setting:
         """What the executor is told. Refused for slots that cannot be as they were asked for."""
         options = self._options
+        surroundings.need_files(options.concurrency * options.slots.coroutines)
         found, slot_env = devices.plan(options.slots, options.concurrency, os.environ)
         self._pulse.inventory.update(devices.inventory(found, slot_env))
         return Setting(

@@ -6,15 +6,19 @@ Both become events of its one loop, so that nothing ever interrupts it in the mi
 from __future__ import annotations
 
 import os
+import resource
 import selectors
 import signal
 import socket
 from collections.abc import Callable
 
+from fsworker.errors import Refused
 from fsworker.life import hostlock
 from fsworker.life.lifetime import LIFE_FD_VARIABLE
 from fsworker.protocol.layout import Owner
 
+_OTHER_FILES = 128
+"""Files that a worker has open besides a socket for each slot."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -59,6 +63,20 @@ def _watch_wrapper(selector: selectors.BaseSelector, gone: Callable[[], None]) -
 
     os.set_inheritable(fd, False)
     selector.register(fd, selectors.EVENT_READ, ended)
+
+
+def need_files(count: int) -> None:
+    """Let this process have that many files open. Refused where its hard limit is lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count + _OTHER_FILES
+    if most <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and hard < most:
+        raise Refused(
+            f"{count} slots need {most} open files, and {hard} are this host's limit "
+            "(ulimit -Hn): lower the concurrency"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def set_environment(root: str, run_id: str, owner: Owner, shard: int) -> None:

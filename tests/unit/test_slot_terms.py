@@ -82,6 +82,23 @@ def test_an_entry_that_cannot_be_is_named(tmp_path: Path, item: object, words: s
         plan(tmp_path, Wish(workers_json=json.dumps([{"host": "n1", **item}])))
 
 
+def test_more_places_than_a_worker_can_have_are_refused(tmp_path: Path) -> None:
+    wish = Wish(hosts="n1", flags={"slot_async": 100, "concurrency": 41})
+    with pytest.raises(UsageError, match="41 slots of 100 coroutines are more than 4096"):
+        plan(tmp_path, wish)
+
+
+def test_many_slots_may_have_their_files_open() -> None:
+    code = (
+        "import resource; from fsworker.loop import surroundings; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 2000)); surroundings.need_files(1000); "
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0]); surroundings.need_files(3000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert int(done.stdout) >= 1000
+    assert "3000 slots need" in done.stderr and "lower the concurrency" in done.stderr
+
+
 def test_the_host_is_asked_for_exactly_these_terms(tmp_path: Path) -> None:
     made = plan(tmp_path, Wish(hosts="n1", flags={"gpus": "0,1", "slot_mem": 1 << 30}))
     sent = json.loads(json.dumps({**asdict(launching.request_for(made.meta, "n1")), "host": "n1"}))
