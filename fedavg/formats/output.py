@@ -66,6 +66,8 @@ class Writer:
             if key not in self._plan.owned:
                 raise KeyError(f"{self.path} has no tensor {key!r}")
             return
+        if not self._puts:
+            raise ValueError(f"{self.path} was closed")
         view = memoryview(buffer)
         region.write(self._puts[self._plan.place[key]], start, view.cast("B"))
 
@@ -73,7 +75,10 @@ class Writer:
         """Finish: headers and checksums, then fsync and close of every file.
 
         ValueError if bytes of a tensor were not written, StorageError. Then nothing is left.
+        A second time does nothing.
         """
+        if not self._puts:
+            return
         try:
             for name, content in self._plan.files.items():
                 content.finish(self._puts[name])
@@ -82,6 +87,7 @@ class Writer:
                 self._try(self._store.seal, fd)
             if self._plan.folder:
                 self._try(self._store.sync_folder, self._name)
+            self._puts.clear()  # a descriptor's number may be another file's from now on
         except BaseException:
             self.abort()
             raise

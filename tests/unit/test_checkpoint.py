@@ -367,6 +367,20 @@ def test_what_was_not_written_in_full_is_not_left_behind(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == ["saved.pt"]
 
 
+def test_a_writer_that_was_closed_touches_nothing_any_more(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"w": torch.ones(4)})
+    with open_checkpoint(path) as checkpoint:
+        writer = Writer.create(str(tmp_path / "out.pt"), checkpoint)
+        writer.write("w", 0, bytes(16))
+        writer.close()
+        before = (tmp_path / "out.pt").read_bytes()
+        with pytest.raises(ValueError, match="was closed"):
+            writer.write("w", 0, b"\1" * 16)
+        writer.close()
+        writer.abort()
+    assert (tmp_path / "out.pt").read_bytes() == before
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     path = saved(tmp_path, {"w": torch.ones(4)})
     before = path.read_bytes()
