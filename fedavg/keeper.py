@@ -96,7 +96,8 @@ class GroupKeeper:
         while True:
             decision = rounds.decide(self._observation(view, uploads, now))
             if not decision.closes:
-                report = GroupReport(view.round, decision.state, decision.why)
+                admitted = tuple(c.job for c in decision.contributors)
+                report = GroupReport(view.round, decision.state, decision.why, admitted)
                 return Step(report, decision=decision)
             plan = closing.make_plan(view, decision)
             try:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from fedavg import strategies
 from fedavg.checkpoint import Checkpoint, open_checkpoint
 from fedavg.engine import preparing
-from fedavg.merging import Contribution, merge
+from fedavg.merging import Contribution, Merged, merge
 from fedavg.policy import policy_from
 from fsworker.errors import FormatError
 from fsworker.protocol import artifacts
@@ -81,22 +81,9 @@ def merge_into(
     for contributor in plan.contributors:
         if not trusted(contributor):
             verify_contributor(store, plan.group, contributor)
-    rule = strategies.rule(plan.rule, plan.options)
-    first = upload_path(store, plan.group, plan.contributors[0])
-    suffix = first.rpartition("/")[2].removeprefix("checkpoint")
-    out, state_out = groups.WEIGHTS_STEM + suffix, f"{groups.STATE_STEM}.safetensors"
-    with _opened(store, eye, plan) as (inputs, base, state):
-        merge(
-            rule,
-            inputs,
-            store.path(f"{folder}/{out}"),
-            base=base,
-            state_in=state,
-            state_out=store.path(f"{folder}/{state_out}") if rule.kind.state else None,
-            policy=policy_from(plan.keys.items(), plan.lora),
-            threads=threads,
-            digests=False,
-        )
+    state_out = f"{groups.STATE_STEM}.safetensors"
+    out = store.path(f"{folder}/{output_name(store, plan)}")
+    compute(store, eye, plan, out, store.path(f"{folder}/{state_out}"), threads=threads)
     files = artifacts.digest_files(store, folder)
     weights = tuple(f for f in files if f.name != state_out)
     kept = tuple(f for f in files if f.name == state_out)
@@ -115,6 +102,31 @@ def merge_into(
     )
     store.put(f"{folder}/{groups.MERGE_FILE}", record.to_json())
     return record
+
+
+def output_name(store: Store, plan: Plan) -> str:
+    """What the model of a round is called: like the uploads, which give its format."""
+    first = upload_path(store, plan.group, plan.contributors[0])
+    return groups.WEIGHTS_STEM + first.rpartition("/")[2].removeprefix("checkpoint")
+
+
+def compute(
+    store: Store, eye: GroupEye, plan: Plan, out: str, state_out: str, *, threads: int = 2
+) -> Merged:
+    """Merge what a plan names into files outside or inside the root; uploads are not verified."""
+    rule = strategies.rule(plan.rule, plan.options)
+    with _opened(store, eye, plan) as (inputs, base, state):
+        return merge(
+            rule,
+            inputs,
+            out,
+            base=base,
+            state_in=state,
+            state_out=state_out if rule.kind.state else None,
+            policy=policy_from(plan.keys.items(), plan.lora),
+            threads=threads,
+            digests=False,
+        )
 
 
 def rehearse(store: Store, eye: GroupEye, plan: Plan) -> None:

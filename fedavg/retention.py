@@ -35,11 +35,10 @@ def retire(store: Store, group: str, newest: int, keep: int, since: int = 0) -> 
     refused = _numbers(store, groups.refusals_dir(group))
     for number in rounds.retired(newest, keep, refused):
         fsfolders.remove_tree(store, groups.refused_dir(group, number))
-    models = [jobs.parse_before_name(n) for n in federation.names(store, groups.globals_dir(group))]
-    # The model that round n gave is the one that episode n + 1 starts from.
-    for number in rounds.retired(
-        newest + 1, keep, (n for n in models if n is not None and n >= since)
-    ):
+    models = map(jobs.parse_before_name, federation.names(store, groups.globals_dir(group)))
+    here = [number for number in models if number is not None and number >= since]
+    # What a round started from stays as long as its uploads do, so that it can be merged again.
+    for number in rounds.retired(newest, keep, here):
         _strip(store, groups.global_dir(group, number))
     return newest - keep + 1
 

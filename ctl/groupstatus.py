@@ -1,0 +1,177 @@
+"""One look at the groups of a run: who is in, who is missing and why, and how long rounds take.
+
+The same eyes as the aggregator's, on the same files, and no process is asked: what an aggregator
+says of itself lies there too. Times are the file server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ctl import beats, render
+from fsworker.errors import FormatError
+from fsworker.protocol import federation, rounds
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.groupview import GroupEye, View
+from fsworker.protocol.layout import groups
+from fsworker.protocol.records.round import AggregatorBeat, GroupReport, Plan
+from fsworker.protocol.rounds import Decision
+
+SILENT = 20.0
+"""Seconds without a beat after which an aggregator counts as silent; a merge may take longer."""
+
+
+@dataclass(frozen=True)
+class Aggregator:
+    """The last sign of life of an aggregator; `age` in seconds, None when there was none."""
+
+    beat: AggregatorBeat | None = None
+    age: float | None = None
+
+    @property
+    def words(self) -> str:
+        """Whether one is at work, as a sentence's part."""
+        if self.beat is None or self.age is None:
+            return "no aggregator was ever started: fedavg run --root …"
+        who = f"aggregator on {self.beat.host} (pid {self.beat.pid})"
+        if self.beat.stopped:
+            return f"{who} was stopped: start it again with fedavg run --root …"
+        return who if self.age <= SILENT else f"{who} is silent since {self.age:.0f} s"
+
+    def fields(self) -> dict[str, Any] | None:
+        """Its JSON object."""
+        if self.beat is None:
+            return None
+        beat = self.beat
+        return {
+            "host": beat.host, "pid": beat.pid, "age_s": self.age, "stopped": beat.stopped,
+            "alive": not beat.stopped and self.age is not None and self.age <= SILENT,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Participant:
+    """Somebody of the open round: `in`, `uploaded` (not judged yet), `refused` or `missing`."""
+
+    job: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A closed round: who counted, who did not, and its times in seconds (None: not known)."""
+
+    plan: Plan
+    waited: float | None
+    merged: float | None
+    closed: float | None
+
+    def fields(self) -> dict[str, Any]:
+        """Its JSON object."""
+        return {
+            "round": self.plan.round,
+            "rule": self.plan.rule,
+            "contributors": [c.job for c in self.plan.contributors],
+            "refused": self.plan.refused,
+            "missing": list(self.plan.missing),
+            "waited_s": self.waited,
+            "merged_s": self.merged,
+            "closed_at": render.iso(self.closed),
+        }
+
+
+@dataclass(frozen=True)
+class GroupStatus:
+    """A group now, and its last rounds, the newest first."""
+
+    view: View
+    decision: Decision
+    report: GroupReport | None
+    closed: Sequence[Closed]
+
+    @property
+    def told(self) -> str:
+        """What the aggregator said last about the open round."""
+        report = self.report
+        return report.why if report is not None and report.round == self.view.round else ""
+
+    @property
+    def state(self) -> str:
+        """In one word: that of the decision, or merging, or finished."""
+        if self.view.finished:
+            return "finished"
+        return "merging" if self.view.plan is not None else self.decision.state
+
+    def participants(self) -> list[Participant]:
+        """Everybody of the open round, by name; those that nobody knows by name are counted."""
+        decision = self.decision
+        judged = self.report.admitted if self.report else ()
+        found = [
+            Participant(c.job, "in" if c.job in judged else "uploaded")
+            for c in decision.contributors
+        ]
+        found += [Participant(j, "refused", p.reason) for j, p in decision.refused.items()]
+        found += [Participant(job, "missing", "has not uploaded") for job in decision.missing]
+        found.sort(key=lambda p: p.job)
+        if decision.unknown:
+            words = "nobody has taken these places"
+            found.append(Participant(f"({decision.unknown} more)", "missing", words))
+        return found
+
+    def fields(self) -> dict[str, Any]:
+        """Its JSON object."""
+        group = self.view.group
+        people = [] if self.view.finished or self.view.plan is not None else self.participants()
+        return {
+            "group": group.group, "rule": group.rule, "options": group.options,
+            "size": group.size, "quorum": group.needed, "deadline_s": group.deadline,
+            "late": group.late, "keep_rounds": group.keep_rounds, "episodes": group.episodes,
+            "round": self.view.round, "state": self.state, "why": self.decision.why,
+            "due": render.iso(self.decision.due), "aggregator_says": self.told,
+            "participants": [vars(p) for p in people],
+            "rounds": [c.fields() for c in self.closed],
+        }  # fmt: skip
+
+
+def aggregator(store: Store) -> Aggregator:
+    """The aggregator of a run by its last beat."""
+    try:
+        data, changed = store.read_with_mtime(groups.AGGREGATOR_BEAT, 1 << 20)
+        path = store.path(groups.AGGREGATOR_BEAT)
+        return Aggregator(
+            AggregatorBeat.from_json(data, path), max(0.0, beats.server_now(store) - changed)
+        )
+    except (OSError, FormatError):
+        return Aggregator()
+
+
+def look(store: Store, group: str, beat: AggregatorBeat | None, last: int) -> GroupStatus:
+    """One group, with its `last` closed rounds. NotRunning when there is none."""
+    eye = GroupEye(store, group)
+    view = eye.look()
+    now = beats.server_now(store) if view.uploads else 0.0
+    decision = rounds.decide(view.observation(now))
+    report = beat.groups.get(group) if beat is not None else None
+    newest = view.round if view.plan is not None else view.round - 1
+    closed = [_closed(eye, number) for number in range(newest, max(0, newest - last), -1)]
+    return GroupStatus(view, decision, report, [c for c in closed if c is not None])
+
+
+def _closed(eye: GroupEye, number: int) -> Closed | None:
+    plan = eye.plan(number)
+    if plan is None:
+        return None
+    times = eye.times(number)
+    merged = None
+    if times is not None:
+        path = f"{groups.global_dir(eye.group, number + 1)}/{groups.MERGE_FILE}"
+        try:
+            published = eye.store.read_with_mtime(path, federation.RECORD_LIMIT)[1]
+            merged = round(max(0.0, published - times.closed), 3)
+        except OSError:
+            merged = None  # not merged yet
+    waited = round(times.closed - times.since, 3) if times is not None else None
+    return Closed(plan, waited, merged, times.closed if times is not None else None)

@@ -1,0 +1,96 @@
+"""`fedavg replay`: a round's uploads under another rule."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from fsworker.errors import NotRunning, Refused, UsageError
+
+if TYPE_CHECKING:
+    from fsworker.protocol.groupview import GroupEye
+    from fsworker.protocol.records.round import Plan
+
+
+@click.command()
+@click.argument("group")
+@click.argument("number", type=click.IntRange(1), metavar="ROUND")
+@click.option("-o", "--out", required=True, metavar="OUT", help="Write the model here.")
+@click.option("--rule", metavar="NAME", help="Another rule [default: the round's own].")
+@click.option(
+    "--set", "params", multiple=True, metavar="NAME=VALUE", help="A parameter of the rule."
+)
+@click.option("--state-out", metavar="FILE", help="Write the rule's optimiser state here.")
+@click.option("--root", metavar="DIR", help="Run root [default: FLEET_ROOT].")
+@click.option("--threads", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(
+    group: str, number: int, out: str, rule: str | None, params: tuple[str, ...],
+    state_out: str | None, root: str | None, threads: int, as_json: bool,
+) -> int:  # fmt: skip
+    """Merge the kept uploads of a closed round again, and publish nothing.
+
+    The same participants count, with the same weights. A rule that keeps a state goes on from that
+    of the round before if that round had the same rule, else it starts anew.
+    """
+    from fedavg import publishing  # lazily: this imports torch
+    from fedavg.roots import open_root
+    from fsworker.protocol.groupview import GroupEye
+
+    store = open_root(root)
+    for path in (out, state_out):
+        if path is not None and os.path.lexists(path):
+            raise Refused(f"{path} exists: remove it first", path=path)
+    eye = GroupEye(store, group)
+    plan = eye.plan(number)
+    if plan is None:
+        raise NotRunning(f"round {number} of {group!r} is not closed, or there is no such group")
+    plan = _under(eye, plan, rule, params)
+    for contributor in plan.contributors:
+        publishing.verify_contributor(store, group, contributor)
+    hidden = f"{os.path.abspath(out)}.state~{os.getpid()}"
+    publishing.compute(store, eye, plan, out, state_out or hidden, threads=threads)
+    if state_out is None and os.path.exists(hidden):
+        _drop(hidden)
+    jobs = [c.job for c in plan.contributors]
+    if as_json:
+        told = {"out": out, "rule": plan.rule, "options": plan.options, "jobs": jobs}
+        print(json.dumps({**told, "exit_code": 0}))
+    else:
+        print(f"{out}: round {number} of {group} by {plan.rule}, of {', '.join(jobs)}")
+    return 0
+
+
+def _under(eye: GroupEye, plan: Plan, name: str | None, params: tuple[str, ...]) -> Plan:
+    """The plan with another rule."""
+    from fedavg import strategies
+
+    if name is None and not params:
+        return plan
+    given = dict(_parameter(text) for text in params)
+    if name in (None, plan.rule):
+        given = {**plan.options, **given}
+    rule = strategies.rule(name or plan.rule, given)
+    before = eye.model(plan.round)
+    same = before is not None and before.merge.rule == rule.name
+    state = before.merge.state_digest if before is not None and same else None
+    return replace(plan, rule=rule.name, options=dict(rule.params), state=state)
+
+
+def _parameter(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise UsageError(f"--set {text}: give it as NAME=NUMBER") from None
+
+
+def _drop(path: str) -> None:
+    from fsworker.protocol.fsops import Store
+
+    folder, name = os.path.split(path)
+    Store(folder).remove_quietly(name)

@@ -1,0 +1,115 @@
+"""Walking the chain of a group's merges: is every published model what its records say?
+
+Each `merge.json` names the digests of its plan, of its files and of the merge before it. So a model
+that was altered, a plan that was rewritten, or a round that was slipped in shows at once; and while
+the uploads of a round are kept, its model can be computed again and must come out the same.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from fedavg import publishing
+from fsworker.errors import FleetError
+from fsworker.protocol import artifacts, federation
+from fsworker.protocol.artifacts import tree_digest
+from fsworker.protocol.federation import Global
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.groupview import GroupEye
+from fsworker.protocol.layout import groups, jobs
+from fsworker.protocol.records.round import Plan, sha256
+
+Found = Literal["good", "recomputed", "retired", "broken"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """What was found of one round: `retired`, its records are good and its files are removed."""
+
+    round: int
+    found: Found
+    why: str = ""
+
+
+def walk(store: Store, group: str, *, recompute: bool = False, threads: int = 2) -> Iterator[Link]:
+    """Every round of a group in order, each checked against the one before it."""
+    eye = GroupEye(store, group)
+    numbers = map(jobs.parse_before_name, federation.names(store, groups.globals_dir(group)))
+    episodes = sorted(n for n in numbers if n is not None)
+    newest, previous = max(episodes, default=0), None
+    for episode in range(min(episodes, default=1), newest + 1):
+        number = episode - 1
+        try:
+            model = eye.model(episode)
+            if model is None:
+                yield Link(number, "broken", f"{groups.global_dir(group, episode)} has no record")
+                continue
+            yield _link(store, eye, model, previous, newest, recompute, threads)
+            previous = model
+        except FleetError as error:
+            yield Link(number, "broken", str(error))
+
+
+def _link(
+    store: Store, eye: GroupEye, model: Global, previous: Global | None, newest: int,
+    recompute: bool, threads: int,
+) -> Link:  # fmt: skip
+    merge, number = model.merge, model.episode - 1
+    plan = eye.plan(number)
+    wrong = _record(model, plan, previous)
+    if wrong is not None:
+        return Link(number, "broken", wrong)
+    there = set(federation.names(store, model.folder))
+    if not any(file.name.partition("/")[0] in there for file in merge.files + merge.state):
+        keep = federation.read_group(store, eye.group).keep_rounds
+        if model.episode >= newest - keep:
+            return Link(number, "broken", f"the files of {model.folder} are missing")
+        return Link(number, "retired")
+    artifacts.verify_files(store, model.folder, merge.files + merge.state, full=True)
+    if recompute and plan is not None:
+        return _again(store, eye, model, plan, threads)
+    return Link(number, "good")
+
+
+def _record(model: Global, plan: Plan | None, previous: Global | None) -> str | None:
+    """What is wrong with a merge record by itself, its plan and the one before it."""
+    merge = model.merge
+    before = None if previous is None else previous.record_digest
+    if merge.round != model.episode - 1:
+        return f"its record is of round {merge.round}"
+    if merge.previous != before:
+        return "it does not follow from the merge before it"
+    if plan is None:
+        return "it has no plan" if merge.plan is not None else None
+    if merge.plan != sha256(plan.to_json()):
+        return "it was made by another plan than the one that is there"
+    if plan.previous != merge.previous or plan.base != merge.base:
+        return "its plan starts from another model"
+    return None
+
+
+def _again(store: Store, eye: GroupEye, model: Global, plan: Plan, threads: int) -> Link:
+    """Compute a round once more, beside the root, while its uploads are there."""
+    number = plan.round
+    with tempfile.TemporaryDirectory(prefix="fedavg-") as folder:
+        try:
+            for contributor in plan.contributors:
+                publishing.verify_contributor(store, plan.group, contributor)
+        except artifacts.Damaged as error:
+            return Link(number, "good", f"not recomputed: {error}")
+        name = publishing.output_name(store, plan)
+        out, state = f"{folder}/model/{name}", f"{folder}/{groups.STATE_STEM}.safetensors"
+        beside = Store(folder)
+        beside.mkdir("model")
+        publishing.compute(store, eye, plan, out, state, threads=threads)
+        digest = tree_digest(artifacts.digest_files(beside, "model"))
+    if digest == model.merge.digest:
+        return Link(number, "recomputed")
+    return Link(
+        number, "broken",
+        f"computed again it is {digest[:12]}, published is {model.merge.digest[:12]} "
+        f"(here: {publishing.versions()}, there: {model.merge.versions})",
+    )  # fmt: skip
