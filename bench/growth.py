@@ -117,7 +117,7 @@ def _serve(run: Fleet, batches: dict[int, int], wanted: int | None = None) -> di
     store, name = Store(run.root), layout.encode("bench")
     store.mkdir(layout.outbox_dir(name))
     data = segment.encode(
-        Segment(segment.BATCH, {"fn": "workload:noop"}, [TaskPacker().args([PAYLOAD])])
+        Segment(segment.BATCH, {"fn": "workload:noop"}, [TaskPacker().record([None, [PAYLOAD]])])
     )
     incarnation, numbers = layout.new_incarnation(), itertools.count()
     hidden = f"{run.folder}/prepared"

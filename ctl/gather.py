@@ -139,7 +139,7 @@ class _Gathering:
     def _keep(self, delivered: Delivered) -> None:
         number = self._submission.number(delivered.batch)
         assert number is not None, "judge lets nothing else through"
-        rows = delivered.rows
+        rows = list(delivered.singles())
         if delivered.lost is not None:
             wanted = self._submission.ends[number] - self._submission.start(number)
             rows = spool.lost_rows(delivered.lost, wanted)

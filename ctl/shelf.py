@@ -100,7 +100,7 @@ def read(run: Run, item: Item) -> bytes:
 
 def batch_of(run: Run, item: Item) -> Segment:
     """The batch that a file of `dead/` is a copy of. FormatError when it is damaged."""
-    return segment.decode(read(run, item), segment.BATCH, run.store.path(item.path))
+    return segment.decode(read(run, item), segment.BATCH, run.store.path(item.path)).widened()
 
 
 def given_up(item: Item, batch: Segment) -> list[int]:

@@ -88,7 +88,7 @@ class TaskFile:
     def _record(self, line: bytes, number: int) -> bytes:
         try:
             value = json.loads(line.decode(), parse_constant=_no_constant)
-            return self._packer.fields(fields_of(value, keywords=self._keywords))
+            return self._packer.record(fields_of(value, keywords=self._keywords))
         except (ValueError, RecursionError, NotSent) as error:
             why = str(error) or "it is nested too deep"
             raise UsageError(f"{self.path}, line {number}: {why}", path=self.path) from None

@@ -94,8 +94,8 @@ def pack(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     task_id: Any,
-) -> bytes:
-    """The record of a call; blobs in it go when `future` is done. Raises NotSent."""
+) -> tuple[bytes, str | None]:
+    """(record, form) of a call; blobs in it go when `future` is done. Raises NotSent."""
     try:
         return packer.call(args, kwargs, task_id)
     except NotSent:
@@ -106,7 +106,7 @@ def pack(
     except (packing.Unpackable, OSError) as error:
         raise NotSent(f"the task was not sent: {error}") from None
     future.add_done_callback(lambda _: shelf.remove(paths))
-    return packer.fields([task_id, found, named, {OPTION: True}])
+    return packer.record([task_id, found, named, {OPTION: True}]), None
 
 
 def fetch_all(

@@ -2,14 +2,16 @@
 
 A result record is `[index, id or None, status, value, elapsed seconds]`. For `ok` the value is what
 the function returned; for everything else it is a map of `type`, `message`, `short` and
-`traceback`. Slots make most records; the worker makes those for tasks whose slot could not, because
-it was killed or vanished.
+`traceback`. Most tasks have no id and return; those in a row have one record together, a run:
+`["ok", first index, [value, …], elapsed seconds of all]`. Slots make most records; the worker makes
+those for tasks whose slot could not, because it was killed or vanished.
 """
 
 from __future__ import annotations
 
 import signal
 import traceback
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -59,6 +61,34 @@ def record(index: int, task_id: Any, status: str, value: Any, elapsed: float) ->
     except Exception:  # not plain data: the careful way carries more, and has words for the rest
         return packing.pack(fields)
     return packed
+
+
+def run(first: int, values: Sequence[bytes], elapsed: float) -> bytes:
+    """The record of tasks in a row that returned these values, packed each."""
+    head = b"\x94\xa2ok" + _plain.pack(first) + _plain.pack_array_header(len(values))
+    return b"".join((head, *values, _plain.pack(elapsed)))
+
+
+def is_run(row: Any) -> bool:
+    """Whether a decoded record is a run."""
+    return (
+        type(row) is list
+        and len(row) == 4
+        and row[0] == OK
+        and type(row[1]) is int
+        and type(row[2]) is list
+    )
+
+
+def singles(rows: Iterable[Any]) -> Iterator[Any]:
+    """Decoded records, runs as a record for each of their tasks."""
+    for row in rows:
+        if is_run(row):
+            _, first, values, elapsed = row
+            share = elapsed / len(values) if values else 0.0
+            yield from ([first + i, None, OK, value, share] for i, value in enumerate(values))
+        else:
+            yield row
 
 
 def task_id(task: bytes) -> Any:

@@ -1,73 +1,61 @@
 """Tasks as packed records, fast: this runs once for every task that a client sends.
 
-A packer that lives keeps its buffer, which makes it eight times faster than one made for each
-value. It takes plain data only; whatever else a value holds goes the way that knows all types and
-says by name what it cannot carry.
+A packer that lives keeps its buffer, which makes it several times faster than one made for each
+value; what it cannot carry goes the way that says so by name. Most calls have one argument and
+nothing else. A batch of such calls has a form of its own, whose records are the arguments; a call
+among others is widened to the form that carries everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgpack
-
 from fsworker.protocol import packing, segment
+from fsworker.protocol.segment import ARG
 from fsworker.remote import NotSent
 
 MAX_RECORD = segment.MAX_BYTES // 8
 """Bytes of the largest task: a batch holds it with room to spare."""
-
-_HEAD = b"\x92\xc0"  # [id None, args]
-_FEW = 15  # arguments that an array header of one byte can count
-
-
-def plain_packer() -> Callable[[Any], bytes]:
-    """A `pack` for one thread at a time that raises for what is not plain data."""
-    pack: Callable[[Any], bytes] = msgpack.Packer(strict_types=True, use_bin_type=True).pack
-    return pack
 
 
 class TaskPacker:
     """Packs tasks; for one thread at a time."""
 
     def __init__(self) -> None:
-        self._plain = plain_packer()
+        self._pack = packing.packer()
 
-    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], task_id: Any = None) -> bytes:
-        """The record of a call. Raises NotSent."""
-        if task_id is not None:
-            return self.fields([task_id, list(args), dict(kwargs)])
-        return self.fields([None, list(args), dict(kwargs)]) if kwargs else self.args(args)
+    def call(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], task_id: Any = None
+    ) -> tuple[bytes, str | None]:
+        """(record, form) of a call. Raises NotSent."""
+        if len(args) == 1 and not kwargs and task_id is None:
+            return self.record(args[0]), ARG
+        return self.record([task_id, list(args), dict(kwargs)]), None
 
-    def args(self, args: Sequence[Any]) -> bytes:
-        """The record of a call without keywords. Raises NotSent."""
-        plain = self._plain
+    def record(self, fields: Any) -> bytes:
+        """`[id, args, kwargs, options]`, of which the last may be missing, or an only argument as
+        a record. Raises NotSent."""
         try:
-            if len(args) == 1:
-                record = b"\x92\xc0\x91" + plain(args[0])
-            elif len(args) > _FEW:
-                return self.fields([None, list(args)])
-            else:
-                record = b"".join((_HEAD, bytes((0x90 + len(args),)), *map(plain, args)))
+            record = self._pack(fields)
         except Exception:  # whatever it is, the careful way has the words for it
-            return self.fields([None, list(args)])
+            record = _pack_carefully(fields)
         return record if len(record) <= MAX_RECORD else _too_large(record)
 
-    def fields(self, fields: list[Any]) -> bytes:
-        """The record of `[id, args, kwargs, options]`, of which the last may be missing."""
-        try:
-            record = packing.pack(fields)
-        except packing.Unpackable as error:
-            raise NotSent(f"the task was not sent: {error}") from None
-        return record if len(record) <= MAX_RECORD else _too_large(record)
+    def only_arguments(self, values: Iterable[Any]) -> list[bytes]:
+        """The records of calls with one argument each. Raises whatever comes when one of them
+        cannot be sent."""
+        records = list(map(self._pack, values))
+        if max(map(len, records), default=0) > MAX_RECORD:
+            _too_large(max(records, key=len))
+        return records
 
 
-def unpack_all(records: Sequence[bytes]) -> list[Any]:
-    """All records of a data file decoded at once. Raises packing.NotPacked."""
-    head = b"\xdd" + len(records).to_bytes(4, "big")
-    values: list[Any] = packing.unpack(b"".join((head, *records)))
-    return values
+def _pack_carefully(fields: Any) -> bytes:
+    try:
+        return packing.pack(fields)
+    except packing.Unpackable as error:
+        raise NotSent(f"the task was not sent: {error}") from None
 
 
 def _too_large(record: bytes) -> bytes:

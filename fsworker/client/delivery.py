@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fsworker import taskpack
+from fsworker import outcomes
 from fsworker.errors import FormatError
-from fsworker.protocol import layout, packing, segment, stream
+from fsworker.protocol import layout, segment, stream
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Outcome
 from fsworker.protocol.segment import Segment
@@ -44,7 +44,8 @@ class Want(enum.Enum):
 class Delivered:
     """Results of a batch. With `lost`, they are committed but cannot be had, and this is why.
 
-    Each row is `[index, id, status, value, elapsed, …]`. Without `final` they are early ones.
+    Each row is a result record: `[index, id, status, value, elapsed, …]`, or a run (`outcomes`).
+    Without `final` they are early ones.
     """
 
     batch: str
@@ -54,6 +55,10 @@ class Delivered:
     final: bool = True
     outcome: Outcome | None = None
     leftovers: list[str] = field(default_factory=list)
+
+    def singles(self) -> Iterator[Any]:
+        """A row for each task."""
+        return outcomes.singles(self.rows)
 
 
 class Account(Protocol):
@@ -142,9 +147,9 @@ class Delivery:
             log.info("cannot clear stream %s: %s", self._name, error)
             self._doubt()
 
-    def _tell(self, outcomes: Iterable[Outcome]) -> None:
+    def _tell(self, forgotten: Iterable[Outcome]) -> None:
         if self._account is not None:
-            for outcome in outcomes:
+            for outcome in forgotten:
                 self._account.forgotten(outcome.batch)
 
     def _doubt(self) -> None:
@@ -170,10 +175,9 @@ class Delivery:
         if why is not None:
             return Delivered(batch, meta=found.meta, lost=f"batch {batch} was damaged: {why}")
         try:
-            rows = taskpack.unpack_all(found.records)
-        except packing.NotPacked as error:
-            return self._refuse(batch, path, f"{path} is damaged: a record is {error}")
-        return Delivered(batch, rows, found.meta)
+            return Delivered(batch, found.values(), found.meta)
+        except FormatError as error:
+            return self._refuse(batch, path, f"{path} is damaged: {error}")
 
     def _not_there(self, outcome: Outcome) -> Delivered | None:
         """A `.done` without its `.result`: an old look, or a result that the storage lost."""
@@ -211,9 +215,8 @@ class Delivery:
     def _read_part(self, path: str) -> list[Any] | None:
         """The rows of a part; a part that cannot be read is no loss, its results come again."""
         try:
-            found = segment.decode(self._store.read(path), segment.PART, path)
-            rows = taskpack.unpack_all(found.records)
-        except (OSError, FormatError, packing.NotPacked) as error:
+            rows = segment.decode(self._store.read(path), segment.PART, path).values()
+        except (OSError, FormatError) as error:
             log.debug("%s is not read: %s", path, error)
             return None
         # A part also tells which tasks were begun; those rows are for workers.

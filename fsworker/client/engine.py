@@ -20,7 +20,7 @@ from fsworker.client import receivers
 from fsworker.client.aborting import Aborting
 from fsworker.client.bookkeeping import Bookkeeping
 from fsworker.client.delivery import Delivered, Delivery, Want
-from fsworker.client.idbook import IdBook, TaskId
+from fsworker.client.idbook import IdBook
 from fsworker.client.known import KnownIds
 from fsworker.client.liveness import Liveness
 from fsworker.client.outbound import Call
@@ -28,7 +28,6 @@ from fsworker.client.pace import Pace
 from fsworker.client.receivers import Receiver, Strip
 from fsworker.client.sending import Sending
 from fsworker.client.settings import Settings
-from fsworker.client.terms import Terms
 from fsworker.client.transit import Transit
 from fsworker.errors import FleetError
 from fsworker.protocol import layout
@@ -84,19 +83,19 @@ class Engine:
         self._sender.start()
         self._reader.start()
 
-    def submit(
-        self, terms: Terms, record: bytes, future: Future[Any], task_id: TaskId | None = None
-    ) -> None:
+    def submit(self, call: Call) -> None:
         """Queue a call; waits while too many are unanswered, except in a future's callback."""
         self._check()
         # A callback that waited in the reading thread would wait for itself.
         waits = threading.get_ident() != self._reader.ident
         self._transit.admit(1, self._is_over if waits else None)
         self._check()
-        if terms.priority == 0 and terms.options.queue_limit is None and task_id is None:
-            self._queue.add_call(Call(terms, record, future))
+        terms = call.terms
+        if terms.priority == 0 and terms.options.queue_limit is None and call.id is None:
+            self._queue.add_call(call)
         else:
-            self._queue.add_prior(Call(terms, record, future, time.monotonic(), task_id))
+            call.since = time.monotonic()
+            self._queue.add_prior(call)
         self._added()
 
     def send(self, strip: Strip) -> None:

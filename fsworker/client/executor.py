@@ -32,6 +32,7 @@ from fsworker.client.engine import Engine
 from fsworker.client.futures import TaskFuture
 from fsworker.client.idbook import TaskId, checked_id, note_taken
 from fsworker.client.mapping import MapCall
+from fsworker.client.outbound import Call
 from fsworker.client.recovery import Recovered, recover
 from fsworker.client.settings import Settings, read_manifest
 from fsworker.client.terms import Options, Terms, make_options
@@ -151,7 +152,7 @@ class Client(Executor):
         future = TaskFuture(self._settling)
         try:
             with self._packing:
-                record = blob.pack(self._packer, engine.shelf, future, args, kwargs, task_id)
+                packed = blob.pack(self._packer, engine.shelf, future, args, kwargs, task_id)
         except NotSent as error:
             future.set_running_or_notify_cancel()
             future.set_exception(error)
@@ -160,7 +161,7 @@ class Client(Executor):
             known, new = engine.known.ask(task_id, future)
             if not new:
                 return known
-        engine.submit(terms, record, future, task_id)
+        engine.submit(Call(terms, packed[0], future, packed[1], None, task_id))
         return future
 
     def with_options(self, **options: Any) -> Variant:

@@ -43,7 +43,7 @@ class Adopted:
     def take(self, rows: list[Any]) -> None:
         """Keep results, and answer those that were asked for."""
         with self._lock:
-            for row in rows:
+            for row in outcomes.singles(rows):
                 if isinstance(row, list) and len(row) > 3 and isinstance(row[0], int):
                     self._rows.setdefault(row[0], (row[2], row[3]))
             self._answer()

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 from fsworker.client.engine import Engine
 from fsworker.client.receivers import PENDING, Failed, Strip
 from fsworker.client.terms import Terms
+from fsworker.protocol.segment import ARG
 from fsworker.remote import NotSent
 from fsworker.taskpack import TaskPacker
 
@@ -36,8 +37,8 @@ class MapCall:
     ) -> None:
         self._engine = engine
         self._terms = terms
-        self._rows = zip(*inputs, strict=False)
-
+        self._form = ARG if len(inputs) == 1 else None
+        self._rows = iter(inputs[0]) if self._form == ARG else zip(*inputs, strict=False)
         self._size = size
         self._end = None if timeout is None else time.monotonic() + timeout
         self._window = engine.settings.outstanding
@@ -78,15 +79,12 @@ class MapCall:
 
     def _values(self, strip: Strip) -> Iterator[Any]:
         values = strip.values
-        if strip.complete and strip.flawless:
-            # Backwards, and each taken out: what the caller has had is the caller's alone.
-            values.reverse()
-            while values:
-                yield values.pop()
-            return
         for place in range(len(values)):
             if values[place] is PENDING:
                 self._wait(strip, place)
+            if strip.complete and strip.flawless:
+                yield from _all_taken(values, place)
+                return
             if type(values[place]) is Failed:
                 raise values[place].error
             yield _taken(values, place)
@@ -101,21 +99,24 @@ class MapCall:
             if (left is not None and left <= 0) or not strip.changed.wait(left):
                 raise TimeoutError
 
-    def _pack(self, rows: list[tuple[Any, ...]]) -> Strip:
-        strip = Strip(self._terms, len(rows), self._size)
-        packer = self._packer
+    def _pack(self, rows: list[Any]) -> Strip:
+        strip = Strip(self._terms, len(rows), self._size, self._form)
         try:
-            strip.records = list(map(packer.args, rows))
-        except NotSent:
+            if self._form == ARG:
+                strip.records = self._packer.only_arguments(rows)
+            else:
+                strip.records = [self._packer.record([None, list(row)]) for row in rows]
+        except Exception:
             self._pack_each(strip, rows)
         return strip
 
-    def _pack_each(self, strip: Strip, rows: list[tuple[Any, ...]]) -> None:
+    def _pack_each(self, strip: Strip, rows: list[Any]) -> None:
         """Pack a strip of which not every task can be sent: those fail alone."""
         strip.places = []
         for place, row in enumerate(rows):
             try:
-                strip.records.append(self._packer.args(row))
+                task = row if self._form == ARG else [None, list(row)]
+                strip.records.append(self._packer.record(task))
             except NotSent as error:
                 strip.put(place, Failed(error))
             else:
@@ -123,5 +124,13 @@ class MapCall:
 
 
 def _taken(values: list[Any], place: int) -> Any:
+    """A value, taken out of the list: what the caller has had is the caller's alone."""
     value, values[place] = values[place], None
     return value
+
+
+def _all_taken(values: list[Any], place: int) -> Iterator[Any]:
+    """The same for all values from a place on, fast: backwards, so that each is the last."""
+    del values[:place]
+    values.reverse()
+    return map(list.pop, repeat(values, len(values)))

@@ -17,6 +17,7 @@ from fsworker.client.idbook import TaskId
 from fsworker.client.receivers import Futures, Receiver, Strip
 from fsworker.client.sizing import Sizer
 from fsworker.client.terms import Terms
+from fsworker.protocol.segment import widen
 
 _FINENESS = 50
 """A batch limits the time in the queue for all of its tasks; this is how exact that is: a part."""
@@ -27,12 +28,13 @@ MAX_BATCH_BYTES = 8 << 20
 
 @dataclass(slots=True)
 class Outgoing:
-    """A batch as it is about to be sent. `since`: when its first task was submitted, if it counts;
-    `ids`: those that callers gave to its tasks, if they did."""
+    """A batch as it is about to be sent. `form`: that of its records; `since`: when its first task
+    was submitted, if it counts; `ids`: those that callers gave to its tasks, if they did."""
 
     terms: Terms
     records: list[bytes]
     receiver: Receiver
+    form: str | None = None
     since: float | None = None
     ids: list[TaskId] | None = None
 
@@ -44,6 +46,7 @@ class Call:
     terms: Terms
     record: bytes
     future: Future[Any]
+    form: str | None = None
     since: float | None = None
     id: TaskId | None = None
 
@@ -161,10 +164,10 @@ class Outbound:
             at, first = 0, group[0]
             ids = None if first.id is None else [call.id for call in group if call.id is not None]
             while at < len(group):
-                records = [call.record for call in group[at : at + size]]
+                form, records = _records(group[at : at + size])
                 count = fitting(records)
                 futures = Futures([call.future for call in group[at : at + count]])
-                outgoing = Outgoing(first.terms, records[:count], futures, first.since)
+                outgoing = Outgoing(first.terms, records[:count], futures, form, first.since)
                 outgoing.ids = ids and ids[at : at + count]
                 yield outgoing
                 at += count
@@ -177,7 +180,7 @@ class Outbound:
                     return
                 records, piece = self._cut(strip)
             room -= len(records)
-            yield Outgoing(strip.terms, records, piece, strip.since)
+            yield Outgoing(strip.terms, records, piece, strip.form, strip.since)
 
     def _cut(self, strip: Strip) -> tuple[list[bytes], Receiver]:
         last = len(self._strips) == 1
@@ -193,6 +196,14 @@ def _kind(call: Call) -> tuple[Any, ...]:
     limit = call.terms.options.queue_limit
     age = None if limit is None or call.since is None else int(call.since / limit * _FINENESS)
     return call.terms, age, call.id is not None
+
+
+def _records(calls: list[Call]) -> tuple[str | None, list[bytes]]:
+    """(form, records): that of all if they have one, else the form that carries everything."""
+    forms = {call.form for call in calls}
+    if len(forms) == 1:
+        return forms.pop(), [call.record for call in calls]
+    return None, [widen(call.record, call.form) for call in calls]
 
 
 def fitting(records: Sequence[bytes]) -> int:

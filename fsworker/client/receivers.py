@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, InvalidStateError
-from operator import itemgetter
 from typing import Any, Final, Protocol
 
 from fsworker import outcomes
@@ -33,7 +32,7 @@ class Receiver(Protocol):
         ...
 
     def take(self, rows: list[Any]) -> None:
-        """Take result rows: `[index, id, status, value, …]`."""
+        """Take result records, decoded: `[index, id, status, value, …]`, or runs."""
         ...
 
     def places(self, wanted: Collection[Future[Any]]) -> dict[Future[Any], int]:
@@ -55,7 +54,7 @@ class Futures:
     def take(self, rows: list[Any]) -> None:
         """Resolve futures."""
         futures = self._futures
-        for row in rows:
+        for row in outcomes.singles(rows):
             try:
                 index, _, status, value = row[:4]
                 future = futures[index]
@@ -104,12 +103,15 @@ PENDING: Final = object()
 class Strip:
     """A stretch of `map`'s input: its records until they are sent, its values once they came.
 
-    `size` is the batch size that the caller asked for, if any. `records[i]` belongs to
-    `values[places[i]]`; without `places` to `values[i]` (a task that cannot be packed has none).
+    `size` is the batch size that the caller asked for, if any, `form` that of the records.
+    `records[i]` belongs to `values[places[i]]`; without `places` to `values[i]` (a task that cannot
+    be packed has none).
     """
 
-    def __init__(self, terms: Terms, count: int, size: int | None = None) -> None:
-        self.terms = terms
+    def __init__(
+        self, terms: Terms, count: int, size: int | None = None, form: str | None = None
+    ) -> None:
+        self.terms, self.form = terms, form
         limited = terms.options.queue_limit is not None
         self.since = time.monotonic() if limited else None
         self.count = count
@@ -149,7 +151,7 @@ class Strip:
         return records, Piece(self, start, len(records))
 
     def fill(self, start: int, values: list[Any]) -> None:
-        """Keep the values of a whole piece of which there was none yet."""
+        """Keep values in a row, for none of which there was one yet."""
         self.values[start : start + len(values)] = values
         self._open -= len(values)
 
@@ -169,44 +171,39 @@ class Piece:
         self.count = count
         self._strip = strip
         self._start = start
-        self._begun = self._whole = False
+        self._known = bytearray(count)
 
     def take(self, rows: list[Any]) -> None:
         """Put values where the input stood."""
         with self._strip.lock:
-            if not self._take_whole(rows):
-                self._begun = True
-                self._take_each(rows)
+            for row in rows:
+                if not self._take_run(row):
+                    for single in outcomes.singles([row]):
+                        self._take_one(single)
         self._strip.changed.set()
 
-    def _take_whole(self, rows: list[Any]) -> bool:
-        """The common case at several times the speed: all at once, each ok and once."""
-        strip, count = self._strip, self.count
-        if self._begun or self._whole or strip.places is not None or len(rows) != count:
+    def _take_run(self, row: Any) -> bool:
+        """The common case: values of tasks in a row, none of which is known yet, at once."""
+        if self._strip.places is not None or not outcomes.is_run(row):
             return False
-        try:
-            rows.sort(key=itemgetter(0))
-            if [row[0] for row in rows] != list(range(count)):
-                return False
-            if {row[2] for row in rows} != {outcomes.OK}:
-                return False
-            values = [row[3] for row in rows]
-        except (TypeError, IndexError, KeyError):
+        first, values = row[1], row[2]
+        end = first + len(values)
+        if not 0 <= first <= end <= self.count or self._known.find(1, first, end) >= 0:
             return False
-        strip.fill(self._start, values)
-        self._whole = True
+        self._known[first:end] = b"\1" * len(values)
+        self._strip.fill(self._start + first, values)
         return True
 
-    def _take_each(self, rows: list[Any]) -> None:
-        strip = self._strip
-        for row in rows:
-            try:
-                index, _, status, value = row[:4]
-                place = self._place(index)
-            except (TypeError, ValueError, IndexError):
-                log.warning("a result row is not one: %.100r", row)
-                continue
-            strip.put(place, value if status == outcomes.OK else Failed(task_error(status, value)))
+    def _take_one(self, row: Any) -> None:
+        try:
+            index, _, status, value = row[:4]
+            place = self._place(index)
+        except (TypeError, ValueError, IndexError):
+            log.warning("a result row is not one: %.100r", row)
+            return
+        self._known[index] = 1
+        value = value if status == outcomes.OK else Failed(task_error(status, value))
+        self._strip.put(place, value)
 
     def places(self, wanted: Collection[Future[Any]]) -> dict[Future[Any], int]:
         """None: `map` has no futures."""
@@ -214,11 +211,9 @@ class Piece:
 
     def fail(self, error: BaseException) -> None:
         """Answer the tasks of this batch that are open."""
-        if self._whole:
-            return
-        failed = Failed(error)
+        failed, index = Failed(error), -1
         with self._strip.lock:
-            for index in range(self.count):
+            while (index := self._known.find(0, index + 1)) >= 0:
                 self._strip.put(self._place(index), failed)
         self._strip.changed.set()
 

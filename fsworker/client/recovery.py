@@ -53,7 +53,8 @@ def recover(
         for delivered in delivery.poll(early=False):
             yield from _each(delivered)
             if any(
-                isinstance(row, list) and row[1:2] not in ([], [None]) for row in delivered.rows
+                isinstance(row, list) and row[1:2] not in ([], [None])
+                for row in delivered.singles()
             ):
                 taken(delivered.batch)
             delivery.forget(delivered)
@@ -78,7 +79,7 @@ def _each(delivered: Delivered) -> Iterator[Recovered]:
     batch = delivered.batch
     if delivered.lost is not None:
         yield Recovered(batch, None, None, None, lost(delivered.lost))
-    for row in delivered.rows:
+    for row in delivered.singles():
         try:
             index, task_id, status, value = row[:4]
         except (TypeError, ValueError):

@@ -140,4 +140,6 @@ class Sending:
     def _encode(self, outgoing: Outgoing) -> bytes:
         waited = 0.0 if outgoing.since is None else time.monotonic() - outgoing.since
         meta = outgoing.terms.meta(waited) | {"stream": self._stream, "created": time.time()}
+        if outgoing.form is not None:
+            meta["form"] = outgoing.form
         return segment.encode(Segment(segment.BATCH, meta, outgoing.records))

@@ -24,7 +24,6 @@ from fsworker.protocol import packing
 from fsworker.protocol.records import job as records
 from fsworker.protocol.records.job import Job
 from fsworker.slots.backlog import Work
-from fsworker.slots.memory import Entry
 
 log = logging.getLogger("fsworker.jobs.executor")
 
@@ -209,9 +208,7 @@ class JobExecutor:
         return running.work.finished or running.work.returned is not None
 
     def _answer(self, work: Work, status: str, value: Any, elapsed: float) -> None:
-        job_id = outcomes.task_id(work.records[0])
-        data = outcomes.record(0, job_id, status, value, elapsed)
-        work.keep([Entry(0, outcomes.CODES[status], elapsed, data)])
+        work.answer(0, status, value, elapsed)
         self._touched[work.key] = work
 
     def episodes(self) -> dict[str, int]:

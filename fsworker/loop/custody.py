@@ -283,8 +283,8 @@ class Custody:
         holding.counted = len(work.results)
         counted.progress = now
         if work.finished and work.key not in self._finished:
-            counted.failed += work.failed
-            counted.timeouts += work.timeouts
+            counted.failed += work.results.failed
+            counted.timeouts += work.results.timeouts
             if self._suspects.pop(work.key, None):
                 self._executor.drop(work.key)
             self._finished[work.key] = holding

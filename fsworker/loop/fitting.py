@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from fsworker import outcomes
 from fsworker.protocol import segment
 from fsworker.slots.backlog import Work
+from fsworker.slots.memory import Entry
 
 _HEAD = 1 << 16
 """Bytes of a data file that are neither records nor their table of lengths, at most."""
@@ -28,39 +29,39 @@ def room(count: int, limit: int) -> int:
 
 def results(work: Work, limit: int = segment.MAX_BYTES) -> list[bytes]:
     """The result records of a batch, in order, as they fit into a data file of any size."""
-    records = [data for _, data in sorted(work.results.items())]
+    records = work.results.records()
     allowed = room(len(records), limit)
     if sum(map(len, records)) <= allowed:
         return records
     why = f"the results of its batch do not fit into one file of {limit} bytes"
-    return shrink(work, allowed, "ResultTooLarge", why)
+    return shrink(work, room(len(work.records), limit), "ResultTooLarge", why)
 
 
 def shrink(work: Work, allowed: int, kind: str, why: str) -> list[bytes]:
-    """The result records, the largest replaced until all together have at most `allowed` bytes.
+    """A result record for each task, the largest replaced until all together have at most
+    `allowed` bytes.
 
     If that cannot be had, all that could be replaced are.
     """
-    found = dict(sorted(work.results.items()))
+    found = work.results.apart()
     total = sum(map(len, found.values()))
     for index in sorted(found, key=lambda i: len(found[i]), reverse=True):
         size = len(found[index])
         if total <= allowed or size <= _SMALL:
             break
         told = outcomes.cause(kind, f"its result of {size} bytes was not stored: {why}")
-        task_id = outcomes.task_id(work.records[index])
-        small = outcomes.record(index, task_id, outcomes.INVALID, told, 0.0)
+        small = outcomes.record(index, work.task_id(index), outcomes.INVALID, told, 0.0)
         if len(small) < size:
             found[index] = small
             total += len(small) - size
     return list(found.values())
 
 
-def portion(indexes: Sequence[int], found: dict[int, bytes]) -> list[int]:
-    """The first of these results that go into one part: at least one."""
+def portion(entries: Sequence[Entry]) -> int:
+    """How many of these results, from the first on, go into one part: at least one."""
     total = 0
-    for count, index in enumerate(indexes):
-        total += len(found[index])
+    for count, entry in enumerate(entries):
+        total += len(entry.data)
         if count and total > PART_BYTES:
-            return list(indexes[:count])
-    return list(indexes)
+            return count
+    return len(entries)

@@ -51,7 +51,7 @@ class Holding:
         self._written = self._commit_tried = False
         self._no_room = 0
         self._parts = 0
-        self._published: set[int] = set()
+        self._published = 0
         self._part_pause = FIRST_PART
         self._part_due = now + FIRST_PART
 
@@ -93,7 +93,8 @@ class Holding:
             self.extra = {"damaged": str(error)}
             found = Segment(segment.BATCH)
         self.recovered()
-        self.work = Work(self.key, self._meta(found.meta, default, timeout), found.records)
+        records = segment.Records.of(found.records)
+        self.work = Work(self.key, self._meta(found.meta, default, timeout), records)
         return True
 
     def too_late(self) -> str | None:
@@ -159,10 +160,10 @@ class Holding:
         if work is None or now < self._part_due or work.finished:
             return
         self._part_due = now + self._part_pause
-        waiting = [i for i in work.results if i not in self._published]
-        new = fitting.portion(waiting, work.results)
-        if new and self.put_part([work.results[i] for i in new], durable=False):
-            self._published.update(new)
+        waiting = work.results.entries[self._published :]
+        new = [entry.data for entry in waiting[: fitting.portion(waiting)]]
+        if new and self.put_part(new, durable=False):
+            self._published += len(new)
             self._part_pause = min(self._part_pause * _PART_SLOWER, _PART_LONGEST)
 
     def put_part(self, records: list[bytes], *, durable: bool) -> bool:
@@ -231,6 +232,7 @@ class Holding:
             "env": meta.get("env"),
             "memory": meta.get("memory"),
             "queue_limit": meta.get("queue_limit"),
+            "form": meta.get("form"),
         }
 
     def _prepare(self) -> None:
@@ -244,7 +246,7 @@ class Holding:
                 raise
             problem, why = error, f"{error.strerror} on the root's filesystem"
         work = self.work
-        allowed = sum(map(len, work.results.values())) // 2 if work else 0
+        allowed = sum(len(e.data) for e in work.results.entries) // 2 if work else 0
         while work and work.records and allowed:
             records = fitting.shrink(work, allowed, "NotStored", why)
             try:
@@ -259,7 +261,8 @@ class Holding:
         raise problem
 
     def _write(self, records: list[bytes]) -> None:
-        data = self._encode(segment.RESULT, records, self.extra)
+        tasks = 1 if self.work is None or self.extra else len(self.work.records)
+        data = self._encode(segment.RESULT, records, {"tasks": tasks, **self.extra})
         self.store.run(ledger.prepare_result(self.owner, self.token, data))
 
     def _results(self) -> list[bytes]:

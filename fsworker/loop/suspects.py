@@ -29,6 +29,7 @@ from fsworker.slots.memory import Entry
 
 log = logging.getLogger("fsworker.loop.suspects")
 
+_OK = outcomes.CODES[outcomes.OK]
 STARTED, WITHDRAWN = "started", "withdrawn"
 
 
@@ -45,7 +46,7 @@ def weigh(attempts: Iterable[list[Any]]) -> Evidence:
     found = Evidence()
     for records in attempts:
         begun: set[int] = set()
-        for record in records:
+        for record in outcomes.singles(records):
             match record:
                 case ["started", int(index)]:
                     begun.add(index)
@@ -80,9 +81,8 @@ class Suspect:
         self._holding, self._work, self._evidence = holding, work, evidence
         self._max_deaths = max_deaths
         self._running: int | None = None
-        work.results.update(
-            (i, data) for i, data in evidence.results.items() if 0 <= i < len(work.records)
-        )
+        # Whatever became of these tasks, their earlier owner has counted it.
+        work.keep(Entry(i, 1, _OK, 0.0, data) for i, data in evidence.results.items() if i >= 0)
         # Deaths that no task was on record for: the first, before anybody suspected anything.
         self._unexplained = holding.token.deaths - sum(evidence.fatal.values())
 
@@ -127,6 +127,4 @@ class Suspect:
         log.error("batch %s, task %d: %s; given up", self._holding.token.batch, index, why)
         self._holding.bury(index, why)
         value = outcomes.cause("WorkerDied", why)
-        task_id = outcomes.task_id(self._work.records[index])
-        data = outcomes.record(index, task_id, outcomes.WORKER_DIED, value, 0.0)
-        self._work.keep([Entry(index, outcomes.CODES[outcomes.WORKER_DIED], 0.0, data)])
+        self._work.answer(index, outcomes.WORKER_DIED, value)

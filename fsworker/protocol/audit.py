@@ -152,7 +152,7 @@ def unserved(seen: Survey, shard_count: int) -> list[Finding]:
 
 
 def read_place(place: Place) -> Verb[Finding | int | None]:
-    """Whether the data file of a token is exactly itself: the number of its records if so.
+    """Whether the data file of a token is exactly itself: the number of its tasks if so.
 
     None when the token has moved on. Damage is believed after a second, fresh open.
     """
@@ -163,11 +163,11 @@ def read_place(place: Place) -> Verb[Finding | int | None]:
 
 
 def read_data(path: str, kind: bytes) -> Verb[Finding | int | None]:
-    """The number of records of a data file; what is wrong with it; None when it is not there."""
+    """The number of tasks in a data file; what is wrong with it; None when it is not there."""
     finding = None
     for _ in range(2):
         try:
-            return len(segment.decode((yield Read(path)), kind, path).records)
+            return segment.decode((yield Read(path)), kind, path).tasks
         except FileNotFoundError:
             return None
         except DamagedFile as error:

@@ -6,7 +6,7 @@ Nothing here can run code: what is not data is refused, by a sentence that names
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgpack
@@ -50,7 +50,14 @@ def pack(value: Any) -> bytes:
         raise Unpackable(f"the value cannot be sent: {error or 'it is nested too deep'}") from None
 
 
-def unpack(data: bytes) -> Any:
+def packer() -> Callable[[Any], bytes]:
+    """A `pack` for one thread at a time. It keeps its buffer, which makes it several times faster,
+    and raises whatever comes for what cannot be packed; `pack` says it in words."""
+    made = msgpack.Packer(default=_default, strict_types=True, use_bin_type=True)
+    return made.pack  # type: ignore[no-any-return]
+
+
+def unpack(data: bytes | bytearray) -> Any:
     """The value in `data`. Raises NotPacked unless it is exactly one, no byte more or less."""
     try:
         return msgpack.unpackb(data, ext_hook=_ext_hook, raw=False, strict_map_key=False)

@@ -13,8 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsworker.outcomes import CODES, OK, TIMEOUT, record, task_id
+from fsworker import outcomes
+from fsworker.protocol.segment import ARG, Records
 from fsworker.slots.memory import Entry
+from fsworker.slots.results import Results
 
 RANGE_SECONDS = 0.05
 """A range is meant to take at most this long, and at least a fiftieth of it."""
@@ -23,11 +25,10 @@ AHEAD_SECONDS = 0.1
 LONG = 0.5
 """Tasks that take longer are not queued behind others here: an idle worker may take them."""
 _MOST_AHEAD = 256
-_OVERHEAD = 1e-5
+_OVERHEAD = 2e-6
 """Seconds that a task costs besides its own time."""
 RANGE_BYTES = 1 << 20
-MAX_RANGE = 1024
-_OK = CODES[OK]
+MAX_RANGE = 4096
 _FORGET = 0.2
 """How much the latest report counts in the mean task time."""
 
@@ -38,54 +39,42 @@ class Work:
 
     key: str
     meta: dict[str, Any]
-    records: Sequence[bytes]
-    results: dict[int, bytes] = field(default_factory=dict)
+    records: Records
+    results: Results = field(init=False)
     pending: deque[tuple[int, int]] = field(default_factory=deque)
-    failed: int = 0
-    timeouts: int = 0
     started: bool = False
     returned: str | None = None
     """Why it shall go back to its inbox, in a word; None while it shall not."""
 
+    def __post_init__(self) -> None:
+        self.results = Results(len(self.records))
+
     @property
     def finished(self) -> bool:
         """Whether every task has its result."""
-        return len(self.results) >= len(self.records)
+        return self.results.complete
 
     def open_all(self) -> None:
         """Hand out every task that has no result yet."""
-        everything = [(0, len(self.records))] if self.records else []
-        self.pending = deque(self.missing(0, len(self.records)) if self.results else everything)
+        self.pending = deque(self.results.missing(0, len(self.records)))
 
     def answer_all(self, status: str, why: dict[str, str]) -> None:
         """Answer every task: the batch is not executed."""
-        for index, task in enumerate(self.records):
-            self.results[index] = record(index, task_id(task), status, why, 0.0)
-        self.failed = len(self.records)
-
-    def missing(self, first: int, end: int) -> list[tuple[int, int]]:
-        """The stretches of `first` to `end` that have no results."""
-        stretches: list[tuple[int, int]] = []
-        for i in range(first, end):
-            if i in self.results:
-                continue
-            if stretches and stretches[-1][1] == i:
-                stretches[-1] = (stretches[-1][0], i + 1)
-            else:
-                stretches.append((i, i + 1))
-        return stretches
+        for index in range(len(self.records)):
+            self.answer(index, status, why)
 
     def keep(self, entries: Iterable[Entry]) -> int:
         """Take results in; the first of a task counts. Gives how many were new."""
-        results, count, before = self.results, len(self.records), len(self.results)
-        for task, status, _, data in entries:
-            if task in results or task >= count:
-                continue
-            results[task] = data
-            if status != _OK:
-                self.failed += 1
-                self.timeouts += status == CODES[TIMEOUT]
-        return len(results) - before
+        return sum(map(self.results.keep, entries))
+
+    def task_id(self, index: int) -> Any:
+        """The id that a task was given, if it was."""
+        return None if self.meta.get("form") == ARG else outcomes.task_id(self.records[index])
+
+    def answer(self, index: int, status: str, value: Any, elapsed: float = 0.0) -> bool:
+        """Answer a task that no slot answers; False when it has its result already."""
+        data = outcomes.record(index, self.task_id(index), status, value, elapsed)
+        return bool(self.keep([Entry(index, 1, outcomes.CODES[status], elapsed, data)]))
 
 
 class Backlog:
@@ -117,7 +106,7 @@ class Backlog:
     def observe(self, entries: Sequence[Entry]) -> None:
         """Learn how long tasks take."""
         if entries:
-            mean = sum(e.elapsed for e in entries) / len(entries)
+            mean = sum(e.elapsed for e in entries) / sum(e.size for e in entries)
             known = mean if self.mean is None else self.mean
             self.mean = known + _FORGET * (mean - known)
 
@@ -136,20 +125,15 @@ class Backlog:
     def put_back(self, work: Work, first: int, end: int) -> None:
         """Hand out again what has no result in a range; it goes first."""
         if work.key in self.works:
-            work.pending.extendleft(reversed(work.missing(first, end)))
+            work.pending.extendleft(reversed(work.results.missing(first, end)))
 
     def _size(self, work: Work, first: int, end: int, slots: int) -> int:
         size = -(-(self.waiting() + end - first) // max(slots, 1))
         if self.mean is not None:
             fit = RANGE_SECONDS / (self.mean + _OVERHEAD)
             size = min(max(size, int(fit / 50)), int(fit))
-        size = max(1, min(size, MAX_RANGE, end - first))
-        room = RANGE_BYTES
-        for i in range(first, first + size):
-            room -= len(work.records[i])
-            if room < 0:
-                return max(1, i - first)
-        return size
+        size = min(size, MAX_RANGE, end - first, work.records.fitting(first, RANGE_BYTES))
+        return max(1, size)
 
 
 def tail(index: int, end: int, running: float, mean: float | None) -> int | None:

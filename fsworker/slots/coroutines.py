@@ -20,8 +20,8 @@ from fsworker import outcomes
 from fsworker.functions import Function
 from fsworker.slots import conditions, insisting
 from fsworker.slots import wire as slot_wire
-from fsworker.slots.decoding import limit_of, parse_task, read_ahead
-from fsworker.slots.memory import IDLE, Region, pack_entry
+from fsworker.slots.decoding import limit_of, parse_task
+from fsworker.slots.memory import IDLE, Entry, Region, pack_entry
 from fsworker.slots.placelink import PlaceLink
 from fsworker.slots.process import Standard
 from fsworker.slots.recording import fetched, result_record
@@ -127,8 +127,8 @@ class Place:
         function = self._process.served.get(work.meta["fn"])
         self._region.open(work.number)
         self.busy = True
-        for index, task in enumerate(read_ahead(work.records), work.first):
-            if None in self._unwanted or index >= self._region.limit():
+        for index, task in enumerate(work.records, work.first):
+            if None in self._unwanted or index >= self._region.limit_mark[0]:
                 break
             await self._run_task(index, task, work, function)
         self.busy = False
@@ -139,13 +139,13 @@ class Place:
         await self._link.flush(work.number, kind)
 
     async def _run_task(
-        self, index: int, task: Any, work: slot_wire.Range, function: Function | None
+        self, index: int, task: bytes, work: slot_wire.Range, function: Function | None
     ) -> None:
         started, limit = time.monotonic(), float(work.meta.get("timeout") or 0.0)
         self._index, self._ended_by, task_id = index, None, None
         self._region.begin(index, started, limit)
         try:
-            task_id, _, _, options = parse_task(task)
+            task_id, _, _, options = parse_task(task, work.meta.get("form"))
             self.label = str(task_id if task_id is not None else f"{work.meta['batch']}:{index}")
             if "timeout" in options:
                 limit = limit_of(options["timeout"])
@@ -167,7 +167,8 @@ class Place:
             self._process.spend()
         elapsed = time.monotonic() - started
         status, data = result_record(index, task_id, status, value, elapsed)
-        await self._link.keep(work.number, pack_entry(index, outcomes.CODES[status], elapsed, data))
+        entry = Entry(index, 1, outcomes.CODES[status], elapsed, data)
+        await self._link.keep(work.number, pack_entry(entry))
 
     async def _insist(
         self, index: int, work: slot_wire.Range, function: Function, limit: float
@@ -176,7 +177,8 @@ class Place:
         tries = 0
         while True:
             # As it was sent: the function may have changed what it was given.
-            _, args, kwargs, options = parse_task(work.records[index - work.first])
+            task = work.records[index - work.first]
+            _, args, kwargs, options = parse_task(task, work.meta.get("form"))
             if "blobs" in options:
                 args, kwargs = fetched(args, kwargs)
             self._region.begin(index, time.monotonic(), limit)

@@ -8,12 +8,10 @@ found and ended with it. Nothing here reads or writes descriptors 0 to 2: they b
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import mmap
 import os
-import signal
 import socket
 import sys
 import time
@@ -26,18 +24,24 @@ from fsworker.errors import FleetError
 from fsworker.functions import Function
 from fsworker.slots import insisting
 from fsworker.slots import wire as slot_wire
+from fsworker.slots.aftermath import Aftermath
+from fsworker.slots.awaiting import Awaiter
 from fsworker.slots.conditions import Conditions, check, confine
-from fsworker.slots.decoding import limit_of, parse_task, read_ahead
-from fsworker.slots.env import Variable
-from fsworker.slots.memory import IDLE, Region, pack_entry
-from fsworker.slots.process import Standard, become_slot
-from fsworker.slots.recording import fetched, result_record
+from fsworker.slots.decoding import Calls, Stretch, limit_of, one_by_one, parse_task, stretches
+from fsworker.slots.env import MOST, Numbers, Variable
+from fsworker.slots.memory import IDLE, Entry, Region, pack_entry
+from fsworker.slots.process import become_slot
+from fsworker.slots.recording import fetched, result_record, too_large
 from fsworker.slots.serving import Served
+from fsworker.slots.sprint import BURST_BYTES, Sprint, Sprinter
+from fsworker.slots.wire import Range
 
 log = logging.getLogger("fsworker.slots.main")
 
 FLUSH_AFTER = 0.05
 """Seconds that a finished result waits at most for the next one before both are sent."""
+
+_OK = outcomes.CODES[outcomes.OK]
 
 
 class Slot:
@@ -49,64 +53,77 @@ class Slot:
         self._sock = sock
         self._region = region
         self._functions = served
-        self._pid = os.getpid()
         self._flushed = time.monotonic()
-        self._task_id = Variable("FLEET_TASK_ID")
+        self._task_id, self._numbers = Variable("FLEET_TASK_ID"), Numbers()
         self._attempt = ""
         self._slot_mem = slot_mem
         self._conditions: Conditions | None = None
         self._invoke = self._call
         self._spent = False
         """A call went over the memory limit: what it left may hold memory for ever."""
-        self._runner: asyncio.Runner | None = None
-        self._standard = Standard()
-        self._broken = self._standard.broken
+        self._aftermath, self._awaiter = Aftermath(), Awaiter()
+        self._sprinter = Sprinter(region, self._aftermath.settle, self._awaiter.run)
 
     def serve(self) -> None:
         """Take ranges until the socket closes."""
         self._sock.setblocking(True)
-        self._sock.sendall(slot_wire.pack_frame(slot_wire.READY, self._pid))
+        self._sock.sendall(slot_wire.pack_frame(slot_wire.READY, os.getpid()))
         while (work := slot_wire.read_range(self._sock)) is not None:
             self._run_range(work)
             if self._spent:
                 return  # the worker starts another one
 
-    def _run_range(self, work: slot_wire.Range) -> None:
+    def _run_range(self, work: Range) -> None:
         attempt = str(work.meta.get("attempt", ""))
         if attempt != self._attempt:
             os.environ["FLEET_ATTEMPT"] = self._attempt = attempt
         function = self._functions.get(work.meta["fn"])
         self._conditions = Conditions.of(work.meta, self._slot_mem)
         self._invoke = self._call if self._conditions is None else self._call_apart
-        self._flushed = now = time.monotonic()
+        self._flushed = time.monotonic()
         self._region.open(work.number)
         self._task_id.renew()
-        for index, task in enumerate(read_ahead(work.records), work.first):
-            if index >= self._region.limit():
+        apart = function is None or self._conditions is not None or work.end > MOST
+        for stretch in one_by_one(work) if apart else stretches(work):
+            if stretch.first >= self._region.limit_mark[0]:
                 break
-            if now - self._flushed >= FLUSH_AFTER:
-                self._flush(work.number, slot_wire.RESULTS)
-                now = self._flushed
-            now = self._run_task(index, task, work, function, now)
+            if stretch.calls is None or function is None:
+                self._run_alone(stretch, work, function)
+            else:
+                self._run_stretch(stretch.calls, stretch.first, work, function)
             if self._spent:
                 break
         self._region.begin(IDLE, 0.0, 0.0)
         # A range that is not finished is handed out again when the process has ended.
         self._flush(work.number, slot_wire.RESULTS if self._spent else slot_wire.FINISHED)
 
-    def _run_task(
-        self,
-        index: int,
-        task: Any,
-        work: slot_wire.Range,
-        function: Function | None,
-        started: float,
-    ) -> float:
-        """Execute one task and keep its result; gives the time at its end."""
+    def _run_stretch(self, calls: Calls, index: int, work: Range, function: Function) -> None:
+        """Execute calls in a row, and keep their results."""
+        self._numbers.reach(work.end)
+        while True:
+            self._flush_in_time(work.number)
+            self._region.begin(index, time.monotonic(), work.meta.get("timeout") or 0.0)
+            label = self._task_id.numbered(f"{work.meta['batch']}:")
+            done = self._sprinter.run(function, calls, index, self._numbers, label)
+            if done.values:
+                self._keep_run(work.number, index, done)
+                index += len(done.values)
+            if done.other is not None:
+                status, value, started = done.other
+                if status == outcomes.ERROR and work.meta.get("retries"):
+                    status, value = self._insist(index, work, function, value)
+                self._keep_single(work.number, index, None, status, value, started)
+                index += 1
+            elif not done.values:
+                return
+
+    def _run_alone(self, stretch: Stretch, work: Range, function: Function | None) -> None:
+        """Execute a task that is more than a call, or none, and keep its result."""
+        self._flush_in_time(work.number)
+        index, started, task_id = stretch.first, time.monotonic(), None
         self._region.begin(index, started, work.meta.get("timeout") or 0.0)
-        task_id = None
         try:
-            task_id, args, kwargs, options = parse_task(task)
+            task_id, args, kwargs, options = parse_task(stretch.task, work.meta.get("form"))
             if options and "timeout" in options:
                 self._region.begin(index, started, limit_of(options["timeout"]))
             if options and "blobs" in options:
@@ -122,10 +139,7 @@ class Slot:
                     status, value = self._insist(index, work, function, value)
         except ValueError as error:  # not a task, or an id that no environment can hold
             status, value = outcomes.INVALID, outcomes.cause("InvalidTask", str(error))
-        ended = time.monotonic()
-        status, data = result_record(index, task_id, status, value, ended - started)
-        self._keep(work.number, pack_entry(index, outcomes.CODES[status], ended - started, data))
-        return ended
+        self._keep_single(work.number, index, task_id, status, value, started)
 
     def _call_apart(self, function: Function, args: Any, kwargs: Any) -> tuple[str, Any]:
         """Call under the conditions of the range, which has some."""
@@ -136,26 +150,19 @@ class Slot:
 
     def _call(self, function: Function, args: Any, kwargs: Any) -> tuple[str, Any]:
         """Run user code, whatever it does: (status, value)."""
-        status, value = outcomes.OK, None
         try:
             value = function(*args, **kwargs)
             if isinstance(value, CoroutineType):
-                value = self._await(value)
-            signal.alarm(0)  # an alarm left over would hit the next task
+                value = self._awaiter.run(value)
+            self._aftermath.settle()
         except BaseException as error:  # exit and interrupt too: they end the task, not the slot
-            signal.alarm(0)
+            self._aftermath.settle()
             if self._conditions is not None:
                 self._conditions.lift()  # or there is no memory to tell it
-            status, value = outcomes.ERROR, outcomes.raised(error)
-        if os.getpid() != self._pid:
-            os._exit(0)  # user code forked, and its child came back here: it has no business here
-        if self._broken(0):
-            self._standard.restore()
-        return status, value
+            return outcomes.ERROR, outcomes.raised(error)
+        return outcomes.OK, value
 
-    def _insist(
-        self, index: int, work: slot_wire.Range, function: Function, value: Any
-    ) -> tuple[str, Any]:
+    def _insist(self, index: int, work: Range, function: Function, value: Any) -> tuple[str, Any]:
         """Try a task that raised again, as its batch asks for: (status, value)."""
         status, tries, limit = outcomes.ERROR, 0, self._region.state().timeout
         while status == outcomes.ERROR:
@@ -166,30 +173,47 @@ class Slot:
             self._region.begin(index, time.monotonic(), 0.0)
             time.sleep(pause)
             # As it was sent: the function may have changed what it was given.
-            _, args, kwargs, options = parse_task(work.records[index - work.first])
+            task = work.records[index - work.first]
+            _, args, kwargs, options = parse_task(task, work.meta.get("form"))
             if "blobs" in options:
                 args, kwargs = fetched(args, kwargs)
             self._region.begin(index, time.monotonic(), limit)
             status, value = self._invoke(function, args, kwargs)
         return status, value
 
-    def _await(self, coroutine: Any) -> Any:
-        """Run a coroutine to its end in an event loop that later tasks use again."""
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        try:
-            return self._runner.run(_alone(coroutine))
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self._runner = None  # the loop was left in the middle
-            raise
+    # -- results
 
-    def _keep(self, number: int, packed: bytes) -> None:
+    def _keep_run(self, number: int, first: int, done: Sprint) -> None:
+        values, size = done.values, len(done.values[-1])
+        beyond = size > slot_wire.MAX_RECORD - BURST_BYTES - 64
+        if beyond:
+            values.pop()
+        if values:
+            data = outcomes.run(first, values, done.seconds)
+            self._keep(number, Entry(first, len(values), _OK, done.seconds, data))
+        if beyond:
+            index, why = first + len(values), too_large(size)
+            self._keep_single(number, index, None, outcomes.INVALID, why, time.monotonic())
+
+    def _keep_single(
+        self, number: int, index: int, task_id: Any, status: str, value: Any, started: float
+    ) -> None:
+        elapsed = time.monotonic() - started
+        status, data = result_record(index, task_id, status, value, elapsed)
+        self._keep(number, Entry(index, 1, outcomes.CODES[status], elapsed, data))
+
+    def _keep(self, number: int, entry: Entry) -> None:
+        self._aftermath.end_copies()
+        packed = pack_entry(entry)
         if self._region.append(packed):
             return
         self._flush(number, slot_wire.RESULTS)
         if not self._region.append(packed):
             self._sock.sendall(slot_wire.pack_frame(slot_wire.RESULTS, number, packed))
+
+    def _flush_in_time(self, number: int) -> None:
+        if time.monotonic() - self._flushed >= FLUSH_AFTER:
+            self._flush(number, slot_wire.RESULTS)
 
     def _flush(self, number: int, kind: int) -> None:
         data = self._region.unsent()
@@ -197,18 +221,6 @@ class Slot:
             self._sock.sendall(slot_wire.pack_frame(kind, number, data))
         self._region.clear()
         self._flushed = time.monotonic()
-
-
-async def _alone(coroutine: Any) -> Any:
-    """The coroutine's value; tasks that it left behind are ended with it, as asyncio.run does."""
-    try:
-        return await coroutine
-    finally:
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.gather(*left, return_exceptions=True)
 
 
 def serve(

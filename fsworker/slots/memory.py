@@ -1,11 +1,11 @@
 """What a slot and its worker share without a message: which task runs since when, what is finished.
 
 One page-aligned region a slot in an anonymous file that both map. Before each task the slot writes
-the task's index, start and timeout, so that the worker can enforce the timeout of a slot that spins
-in C with the interpreter lock held, and can say which task a vanished slot died of. Finished
-results are appended here before they are sent, so that neither a crash nor a slow neighbour takes
-back what was done. The worker writes one value, `limit`: the slot begins no task at or beyond it,
-which lets an idle slot take over the tail of a range.
+the task's index and start, so that the worker can enforce the timeout of a slot that spins in C
+with the interpreter lock held, and can say which task a vanished slot died of. Finished results are
+appended here before they are sent, within a millisecond, so that neither a crash nor a slow
+neighbour takes back what was done. The worker writes one value, `limit`: the slot begins no task at
+or beyond it, which lets an idle slot take over the tail of a range.
 
 There is no lock. Only the slot writes its fields, and only between tasks; a reader that sees the
 same (task, started) before and after has read a stable state, since no task starts twice.
@@ -23,12 +23,12 @@ IDLE = -1
 
 _STATE = struct.Struct("<QqddQQ")  # range, index, started, timeout, written, generation
 _FILL = struct.Struct("<QQ")  # the last two of these, which also change without a new task
-_FILL_AT = _STATE.size - _FILL.size
+_INDEX_AT, _STARTED_AT, _FILL_AT = 8, 16, 32
 _LIMIT_AT = 64
 LOOP_AT = 72
 """Where the state of an event loop lies in the region of its first place: up to _DATA_AT."""
 _DATA_AT = 128
-_ENTRY = struct.Struct("<IIBd")  # index, length, status code, elapsed
+_ENTRY = struct.Struct("<IIIBd")  # index, tasks, length, status code, elapsed
 ROOM = REGION - _DATA_AT
 
 
@@ -48,9 +48,11 @@ class State(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One finished task: `data` is the packed result record."""
+    """Finished tasks: `size` in a row from `task` on that ended alike, and took `elapsed` seconds
+    together. `data` is the packed result record of them all."""
 
     task: int
+    size: int
     status: int
     elapsed: float
     data: bytes
@@ -63,22 +65,22 @@ def create(slots: int) -> tuple[int, mmap.mmap]:
     return fd, mmap.mmap(fd, max(slots, 1) * REGION)
 
 
-def pack_entry(task: int, status: int, elapsed: float, data: bytes) -> bytes:
-    """A finished task, an `Entry`, as it lies in a region and in a results frame."""
-    return _ENTRY.pack(task, len(data), status, elapsed) + data
+def pack_entry(entry: Entry) -> bytes:
+    """Finished tasks as they lie in a region and in a results frame."""
+    task, size, status, elapsed, data = entry
+    return _ENTRY.pack(task, size, len(data), status, elapsed) + data
 
 
 def unpack_entries(data: bytes) -> list[Entry]:
     """The finished tasks in a region's data or a frame; what is cut at the end is left out."""
     entries: list[Entry] = []
-    head, unpack, new, keep = _ENTRY.size, _ENTRY.unpack_from, tuple.__new__, entries.append
-    at, last = 0, len(data) - head
-    while at <= last:
-        index, length, status, elapsed = unpack(data, at)
-        at += head + length
+    at = 0
+    while at + _ENTRY.size <= len(data):
+        task, size, length, status, elapsed = _ENTRY.unpack_from(data, at)
+        at += _ENTRY.size + length
         if at > len(data):
             break
-        keep(new(Entry, (index, status, elapsed, data[at - length : at])))  # the short way
+        entries.append(Entry(task, size, status, elapsed, data[at - length : at]))
     return entries
 
 
@@ -88,8 +90,12 @@ class Region:
     def __init__(self, memory: mmap.mmap, slot: int) -> None:
         self._memory = memory
         self._at = slot * REGION
-        limit = self._at + _LIMIT_AT
-        self._limit = memoryview(memory)[limit : limit + 8].cast("q")
+        self.limit_mark = self._item(_LIMIT_AT).cast("q")
+        """Its one item is the index that the slot must not reach."""
+        self.index_mark = self._item(_INDEX_AT).cast("q")
+        """Its one item is the task that the slot is at: written alone where `begin` is too slow."""
+        self.started_mark = self._item(_STARTED_AT).cast("d")
+        """Likewise, since when."""
         self._number = 0
         self._written = 0
         self._generation = 0
@@ -114,12 +120,13 @@ class Region:
         )
 
     def append(self, entry: bytes) -> bool:
-        """Keep a finished task, unless there is no room. `begin` makes it count."""
+        """Keep finished tasks, unless there is no room."""
         start = self._at + _DATA_AT + self._written
         if self._written + len(entry) > ROOM:
             return False
         self._memory[start : start + len(entry)] = entry
         self._written += len(entry)
+        self._tell_fill()
         return True
 
     def unsent(self) -> bytes:
@@ -131,12 +138,7 @@ class Region:
         """Start anew; what was here has been sent."""
         self._written = 0
         self._generation += 1
-        _FILL.pack_into(self._memory, self._at + _FILL_AT, 0, self._generation)
-
-    def limit(self) -> int:
-        """The index that the slot must not reach."""
-        limit: int = self._limit[0]
-        return limit
+        self._tell_fill()
 
     # -- the worker's side
 
@@ -147,7 +149,7 @@ class Region:
 
     def set_limit(self, index: int) -> None:
         """Forbid the slot to begin a task at or beyond `index`."""
-        self._limit[0] = index
+        self.limit_mark[0] = index
 
     def state(self) -> State:
         """What the slot says now; believe it only when seen twice."""
@@ -157,3 +159,11 @@ class Region:
         """What the slot had finished and not yet sent at `state`."""
         start = self._at + _DATA_AT
         return unpack_entries(self._memory[start : start + min(state.written, ROOM)])
+
+    # -- both sides
+
+    def _item(self, at: int) -> memoryview:
+        return memoryview(self._memory)[self._at + at : self._at + at + 8]
+
+    def _tell_fill(self) -> None:
+        _FILL.pack_into(self._memory, self._at + _FILL_AT, self._written, self._generation)

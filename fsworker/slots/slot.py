@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fsworker import outcomes
+from fsworker.protocol.segment import Records
 from fsworker.slots import wire as slot_wire
 from fsworker.slots.memory import IDLE, Entry, Region, State
 
@@ -124,7 +125,9 @@ class Slot:
     ) -> None:
         """Ask a place to end one task of its range, or all of it."""
         self.cancelling = (index, now)
-        asked = slot_wire.pack_range(slot_wire.Range(self.range, 0, {"cancel": index}, []))
+        asked = slot_wire.pack_range(
+            slot_wire.Range(self.range, 0, {"cancel": index}, Records.of(()))
+        )
         self._unsent = memoryview(bytes(self._unsent) + asked)
         self.send(selector)
 

@@ -82,7 +82,8 @@ class TaskExecutor:
         value = outcomes.cause("Cancelled", "cancelled on request")
         for index in sorted(new):
             self._answer(work, Blame(index, outcomes.CANCELLED, value, 0.0))
-        work.pending = deque(s for first, end in work.pending for s in work.missing(first, end))
+        missing = work.results.missing
+        work.pending = deque(s for first, end in work.pending for s in missing(first, end))
         for handed in list(self._handed.values()):
             if handed.work is work:
                 self._take_away(handed, new)
@@ -171,7 +172,7 @@ class TaskExecutor:
     def _assign(self, slot: Slot, work: Work, first: int, end: int) -> None:
         self._number += 1
         self._handed[self._number] = _Handed(work, slot)
-        records = work.records[first:end]
+        records = work.records.cut(first, end)
         self.pool.assign(slot, slot_wire.Range(self._number, first, work.meta, records))
 
     def _repeat(self) -> None:
@@ -225,10 +226,7 @@ class TaskExecutor:
         return True
 
     def _answer(self, work: Work, blame: Blame) -> None:
-        index, status, value, elapsed = blame
-        task_id = outcomes.task_id(work.records[index])
-        data = outcomes.record(index, task_id, status, value, elapsed)
-        if work.keep([Entry(index, outcomes.CODES[status], elapsed, data)]):
+        if work.answer(*blame):
             self._touch(work)
 
     def _touch(self, work: Work) -> None:

@@ -1,7 +1,7 @@
 """The frames between a worker and its slots, over one stream socket a slot.
 
 A range of tasks goes out as the records of the batch file, uncut and undecoded, behind a head that
-says which they are. Results come back as entries (see `slot_memory`) in frames that name the range,
+says which they are. Results come back as entries (see `memory`) in frames that name the range,
 so that what a slot still had to say about a range that was taken away is known for what it is.
 """
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 import socket
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from fsworker.protocol import packing, segment
+from fsworker.protocol.segment import Records
 
 _RANGE = struct.Struct("<IIIIQ")  # range, first index, records, length of meta, length of records
 _FRAME = struct.Struct("<BIQ")  # kind, range, length
@@ -42,7 +43,12 @@ class Range(NamedTuple):
     number: int
     first: int
     meta: dict[str, Any]
-    records: Sequence[bytes]
+    records: Records
+
+    @property
+    def end(self) -> int:
+        """The index behind the last."""
+        return self.first + len(self.records)
 
 
 class Frame(NamedTuple):
@@ -56,9 +62,9 @@ class Frame(NamedTuple):
 def pack_range(work: Range) -> bytes:
     """A range as the bytes that go to a slot."""
     meta = packing.pack(work.meta)
-    body = b"".join(work.records)
+    body = work.records.body
     head = _RANGE.pack(work.number, work.first, len(work.records), len(meta), len(body))
-    return b"".join((head, meta, array("I", map(len, work.records)).tobytes(), body))
+    return b"".join((head, meta, work.records.lengths, body))
 
 
 def read_range(sock: socket.socket) -> Range | None:
@@ -79,11 +85,8 @@ def size_behind(head: bytes) -> int:
 def parse_range(head: bytes, rest: bytes) -> Range:
     """The range that a head and what follows it say."""
     number, first, count, meta_size, _ = _RANGE.unpack(head)
-    lengths = array("I", rest[meta_size : meta_size + 4 * count])
-    records, at = [], meta_size + 4 * count
-    for length in lengths:
-        records.append(rest[at : at + length])
-        at += length
+    table = meta_size + 4 * count
+    records = Records(rest, array("I", rest[meta_size:table]), table)
     return Range(number, first, packing.unpack(rest[:meta_size]), records)
 
 

@@ -16,6 +16,7 @@ import pytest
 from fsworker import procfs
 from fsworker.executors import TASKS, Setting, open_executor
 from fsworker.protocol import packing
+from fsworker.protocol.segment import Records
 from fsworker.slots import inspection
 from fsworker.slots import link as zygote_link
 from fsworker.slots import pool as slots
@@ -37,7 +38,7 @@ def mark() -> Iterator[str]:
 
 @pytest.fixture(params=["fork", "spawn"])
 def bench(request: pytest.FixtureRequest, mark: str) -> Iterator[Bench]:
-    found = Bench(2, request.param, mark)
+    found = Bench(2, request.param, mark, named=request.param == "spawn")
     found.until(found.all_idle, what="ready")
     yield found
     found.executor.close()
@@ -147,7 +148,7 @@ def test_hanging_tasks_are_ended_at_their_time_with_all_they_started(
 def test_a_task_may_have_a_time_of_its_own(forked: Bench) -> None:
     meta = {"fn": f"{MODULE}.sleep", "batch": "b", "attempt": 1, "timeout": 60.0}
     records = [packing.pack([None, [30], {}, {"timeout": t}]) for t in (0.2, 0, "soon", True)]
-    work = Work("own", meta, records)
+    work = Work("own", meta, Records.of(records))
     work.open_all()
     forked.executor.add(work)
     forked.until(lambda: work.finished)
@@ -337,7 +338,7 @@ def test_dropped_work_is_ended_and_forgotten(forked: Bench, tmp_path: Path) -> N
     forked.until(lambda: Path(log).exists(), what="it begins")
     forked.executor.drop(work.key)
     forked.until(forked.all_idle, what="idle again")
-    assert work.results == {}
+    assert not work.results
     assert forked.run("double", [[4]]) == [("ok", 8)]
 
 
@@ -353,7 +354,8 @@ def test_each_slot_draws_its_own_random_numbers(mark: str) -> None:
 def test_the_environment_is_set_before_the_import_and_for_each_task(bench: Bench) -> None:
     names = ["OMP_NUM_THREADS", "FLEET_ATTEMPT", "FLEET_TASK_ID", "FLEET_LIFE_FD"]
     answers = bench.run("environment", [names] * 3)
-    assert [value for _, value in answers] == [["1", "1", f"t{i}", None] for i in range(3)]
+    ids = [bench.id_of(i) or f"b:{i}" for i in range(3)]
+    assert [value for _, value in answers] == [["1", "1", i, None] for i in ids]
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

@@ -9,6 +9,7 @@ from typing import Any
 
 from fsworker.executors import TASKS, Setting, open_executor
 from fsworker.protocol import packing
+from fsworker.protocol.segment import Records
 from fsworker.slots.backlog import Work
 from fsworker.slots.tasks import TaskExecutor
 from tests.support.workers import MODULE, REPO
@@ -20,7 +21,10 @@ FUNCTIONS = (
 
 
 class Bench:
-    """An executor of tasks with its loop, as a worker has it."""
+    """An executor of tasks with its loop, as a worker has it.
+
+    `named`: tasks have ids. Those go one by one, the others in a row at full speed.
+    """
 
     def __init__(
         self,
@@ -30,8 +34,10 @@ class Bench:
         *,
         module: str = MODULE,
         functions: Sequence[str] = FUNCTIONS,
+        named: bool = False,
         **more: Any,
     ) -> None:
+        self.named = named
         self.selector = selectors.DefaultSelector()
         self._module = module
         names = tuple(f"{module}.{name}" for name in functions)
@@ -57,14 +63,17 @@ class Bench:
     def all_idle(self) -> bool:
         return self.executor.pool.count("idle") == len(self.executor.pool.slots)
 
+    def id_of(self, index: int) -> str | None:
+        return f"t{index}" if self.named else None
+
     def add(
         self, fn: str, calls: list[list[Any]], timeout: float | None = None, **meta: Any
     ) -> Work:
         """A batch of calls; `meta` is what its sender asks for besides."""
         self._number += 1
         meta |= {"fn": f"{self._module}.{fn}", "batch": "b", "attempt": 1, "timeout": timeout}
-        records = [packing.pack([f"t{i}", call]) for i, call in enumerate(calls)]
-        work = Work(f"w{self._number}", meta, records)
+        records = [packing.pack([self.id_of(i), call]) for i, call in enumerate(calls)]
+        work = Work(f"w{self._number}", meta, Records.of(records))
         work.open_all()
         self.executor.add(work)
         return work
@@ -76,5 +85,5 @@ class Bench:
         work = self.add(fn, calls, timeout, **meta)
         self.until(lambda: work.finished, what="the last result")
         found = [packing.unpack(work.results[i]) for i in range(len(calls))]
-        assert [f[:2] for f in found] == [[i, f"t{i}"] for i in range(len(calls))]
+        assert [f[:2] for f in found] == [[i, self.id_of(i)] for i in range(len(calls))]
         return [(f[2], f[3]) for f in found]

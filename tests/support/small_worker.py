@@ -99,7 +99,7 @@ class SmallWorker:
     def execute(self, mine: Token, batch: Segment) -> list[bytes]:
         """The result records of a batch."""
         records = []
-        for index, record in enumerate(batch.records):
+        for index, record in enumerate(batch.widened().records):
             fields = packing.unpack(record)
             task_id, args, kwargs = (*fields, None, None)[:3]
             try:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fsworker import outcomes
 from fsworker.protocol import layout, ledger, packing, segment, stream
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Token
@@ -61,8 +62,9 @@ class Root:
         return batch
 
     def results(self, batch: str, deadline: float = 30.0) -> list[Any]:
-        """The result records of a batch, once it is committed."""
-        return wait_until(lambda: self.collect(batch), deadline, f"a result of {batch}").values()
+        """The results of a batch, a row for each task, once it is committed."""
+        found = wait_until(lambda: self.collect(batch), deadline, f"a result of {batch}")
+        return list(outcomes.singles(found.values()))
 
     def collect(self, batch: str) -> Segment | None:
         """The committed result of a batch, if it is there by now; it is forgotten on disk."""

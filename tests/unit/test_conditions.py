@@ -12,6 +12,7 @@ import pytest
 
 from fsworker import outcomes, procfs, remote
 from fsworker.errors import Refused
+from fsworker.protocol.segment import Records
 from fsworker.slots import conditions, repeats, watching
 from fsworker.slots.backlog import Work
 from fsworker.slots.conditions import Conditions
@@ -131,12 +132,16 @@ def test_memory_of_a_tree_is_seen_from_outside() -> None:
     assert watching.used(process.pid, 0) == 0
 
 
+def _work(key: str, count: int) -> Work:
+    return Work(key, {}, Records.of([b"\x90"] * count))
+
+
 def test_a_task_is_repeated_once_and_only_while_it_is_wanted() -> None:
-    found, work, other = repeats.Repeats(), Work("a", {}, [b""] * 3), Work("b", {}, [b""])
+    found, work, other = repeats.Repeats(), _work("a", 3), _work("b", 1)
     assert not found and found.take() is None
     assert found.ask(work, 1) and found.ask(work, 2) and found.ask(other, 0)
     assert not found.ask(work, 1)
-    work.results[1] = b"answered meanwhile"
+    work.answer(1, outcomes.CANCELLED, "answered meanwhile")
     assert found and found.take() == (work, 2)
     found.forget("b")
     assert found.take() is None and not found

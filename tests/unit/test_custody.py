@@ -77,7 +77,7 @@ def test_a_listing_from_before_the_commit_does_not_bring_the_claim_back(
     custody.check_folder(0.0)
     (work,) = executor.works
     before = store.scan(ME.folder)
-    work.results[0] = outcomes.record(0, None, outcomes.OK, 1, 0.0)
+    work.answer(0, outcomes.OK, 1)
     custody.turn(1.0, [work])
     out = layout.outcome(ME, CLAIMED)
     assert sorted(os.path.basename(p) for p in (out.done, out.result)) == sorted(

@@ -15,8 +15,9 @@ from fsworker.protocol import layout, packing, segment
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Owner, Token
 from fsworker.protocol.ledger import Move
-from fsworker.protocol.segment import Segment
+from fsworker.protocol.segment import Records, Segment
 from fsworker.slots.backlog import Work
+from fsworker.slots.memory import Entry
 
 pytestmark = pytest.mark.unit
 
@@ -33,9 +34,9 @@ def store(tmp_path: Path) -> Store:
 
 
 def work_with(sizes: list[int]) -> Work:
-    work = Work("w", {}, [packing.pack([f"t{i}", []]) for i in range(len(sizes))])
+    work = Work("w", {}, Records.of(packing.pack([f"t{i}", []]) for i in range(len(sizes))))
     for i, size in enumerate(sizes):
-        work.results[i] = outcomes.record(i, f"t{i}", outcomes.OK, b"x" * size, 0.5)
+        work.answer(i, outcomes.OK, b"x" * size, 0.5)
     return work
 
 
@@ -94,10 +95,24 @@ def test_results_that_do_not_fit_into_one_data_file_are_errors_of_their_tasks() 
 
 def test_a_part_is_cut_before_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "PART_BYTES", 1000)
-    found = {i: b"x" * size for i, size in enumerate((400, 400, 400, 5000, 1))}
-    assert fitting.portion([0, 1, 2, 3, 4], found) == [0, 1]
-    assert fitting.portion([3, 4], found) == [3]
-    assert fitting.portion([], found) == []
+    found = [Entry(0, 1, 0, 0.0, b"x" * size) for size in (400, 400, 400, 5000, 1)]
+    assert fitting.portion(found) == 2
+    assert fitting.portion(found[3:]) == 1
+    assert fitting.portion([]) == 0
+
+
+def test_of_a_run_only_the_results_that_are_too_large_give_way() -> None:
+    work = Work("w", {"form": "arg"}, Records.of([packing.pack(i) for i in range(4)]))
+    values = [packing.pack(b"x" * size) for size in (10, 5_000, 3_000, 20)]
+    work.keep([Entry(0, 4, 0, 1.0, outcomes.run(0, values, 1.0))])
+    assert len(fitting.results(work)) == 1
+    found = [packing.unpack(r) for r in fitting.results(work, limit=(1 << 16) + 4_500)]
+    assert [f[:3] for f in found] == [
+        [0, None, "ok"],
+        [1, None, "invalid"],
+        [2, None, "ok"],
+        [3, None, "ok"],
+    ]
 
 
 def test_a_result_without_room_becomes_an_error_and_its_neighbours_are_kept(store: Store) -> None:

@@ -6,7 +6,10 @@ import random
 
 import pytest
 
+from fsworker import outcomes
 from fsworker.outcomes import CODES, ERROR, OK, TIMEOUT
+from fsworker.protocol import packing
+from fsworker.protocol.segment import Records
 from fsworker.slots.backlog import RANGE_BYTES, RANGE_SECONDS, Backlog, Work, tail
 from fsworker.slots.memory import Entry
 
@@ -14,13 +17,13 @@ pytestmark = pytest.mark.unit
 
 
 def work(key: str, count: int, size: int = 1) -> Work:
-    found = Work(key, {}, [b"x" * size] * count)
+    found = Work(key, {}, Records.of([b"x" * size] * count))
     found.open_all()
     return found
 
 
 def entry(task: int, status: str = OK, elapsed: float = 0.001) -> Entry:
-    return Entry(task, CODES[status], elapsed, b"%d" % task)
+    return Entry(task, 1, CODES[status], elapsed, outcomes.record(task, None, status, 0, elapsed))
 
 
 def sizes(backlog: Backlog, slots: int) -> list[int]:
@@ -95,7 +98,27 @@ def test_the_first_result_of_a_task_counts() -> None:
     found = work("a", 3)
     assert found.keep([entry(0), entry(1, TIMEOUT), entry(7)]) == 2
     assert found.keep([entry(1), entry(2, ERROR)]) == 1
-    assert (found.failed, found.timeouts, found.finished) == (2, 1, True)
+    results = found.results
+    assert (results.failed, results.timeouts, found.finished) == (2, 1, True)
+
+
+def run(first: int, size: int) -> Entry:
+    data = outcomes.run(first, [packing.pack(i) for i in range(first, first + size)], 1.0)
+    return Entry(first, size, CODES[OK], 1.0, data)
+
+
+def test_runs_count_for_each_of_their_tasks_and_are_taken_apart_where_they_overlap() -> None:
+    found = work("a", 12)
+    assert found.keep([run(4, 4), entry(1, ERROR), run(4, 4), run(11, 2)]) == 5
+    assert found.results.missing(0, 12) == [(0, 1), (2, 4), (8, 12)]
+    assert found.results.missing(4, 8) == [] and found.results.missing(5, 9) == [(8, 9)]
+    assert found.keep([run(0, 10), run(10, 2)]) == 7
+    assert found.finished and found.results.failed == 1
+    assert [packing.unpack(r)[3] for r in found.results.apart().values()] == [0, 0, *range(2, 12)]
+    rows = list(outcomes.singles(map(packing.unpack, found.results.records())))
+    assert [row[0] for row in rows] == list(range(12)) == list(found.results)
+    assert [row[2] for row in rows] == ["ok", "error", *["ok"] * 10]
+    assert packing.unpack(found.results[5])[:4] == [5, None, "ok", 5]
 
 
 def test_what_comes_back_goes_first_and_in_order() -> None:

@@ -12,11 +12,12 @@ import pytest
 from fsworker import outcomes
 from fsworker.loop.suspects import weigh
 from fsworker.protocol import packing
+from fsworker.protocol.segment import Records
 from fsworker.slots import memory as slot_memory
 from fsworker.slots import recording
 from fsworker.slots import wire as slot_wire
-from fsworker.slots.decoding import parse_task, read_ahead
-from fsworker.slots.env import Variable
+from fsworker.slots.decoding import parse_task, stretches
+from fsworker.slots.env import Numbers, Variable
 from fsworker.slots.memory import IDLE, Entry, Region
 
 pytestmark = pytest.mark.unit
@@ -27,16 +28,16 @@ def test_both_sides_of_a_region_see_the_same() -> None:
     slot, worker = Region(memory, 1), Region(memory, 1)
     worker.reset()
     worker.set_limit(7)
-    assert (slot.limit(), worker.state().task) == (7, IDLE)
+    assert (slot.limit_mark[0], worker.state().task) == (7, IDLE)
     slot.open(9)
     slot.begin(4, 12.5, 2.0)
-    first, second = Entry(4, 0, 0.5, b"one"), Entry(5, 1, 0.25, b"")
-    assert slot.append(slot_memory.pack_entry(*first))
-    assert worker.finished(worker.state()) == []  # it counts when the next task begins
-    assert slot.append(slot_memory.pack_entry(*second))
-    slot.begin(6, 13.0, 0.0)
+    first, second = Entry(4, 3, 0, 0.5, b"one"), Entry(7, 1, 1, 0.25, b"")
+    assert slot.append(slot_memory.pack_entry(first))
+    assert worker.finished(worker.state()) == [first]
+    assert slot.append(slot_memory.pack_entry(second))
+    slot.index_mark[0], slot.started_mark[0] = 8, 13.0
     state = worker.state()
-    assert state[:4] == (9, 6, 13.0, 0.0)
+    assert state[:4] == (9, 8, 13.0, 2.0)
     assert worker.finished(state) == [first, second]
     assert list(slot_memory.unpack_entries(slot.unsent())) == [first, second]
     slot.clear()
@@ -51,11 +52,11 @@ def test_a_region_keeps_no_more_than_it_has_room_for() -> None:
     assert not slot.append(b"x" * (slot_memory.ROOM + 1))
     assert slot.append(b"x" * slot_memory.ROOM)
     assert not slot.append(b"x")
-    assert Region(memory, 1).limit() == 11
+    assert Region(memory, 1).limit_mark[0] == 11
 
 
 def test_entries_that_are_cut_are_left_out() -> None:
-    packed = slot_memory.pack_entry(1, 0, 0.0, b"abc")
+    packed = slot_memory.pack_entry(Entry(1, 1, 0, 0.0, b"abc"))
     for cut in range(len(packed)):
         assert list(slot_memory.unpack_entries(packed + packed[:cut]))[1:] == []
 
@@ -65,7 +66,7 @@ def test_a_worker_that_died_is_no_error_to_its_slot(unread: bytes) -> None:
     slot, worker = socket.socketpair()
     with slot, worker:
         slot.sendall(unread)
-        worker.sendall(slot_wire.pack_range(slot_wire.Range(1, 0, {}, [b"task"]))[:-1])
+        worker.sendall(slot_wire.pack_range(slot_wire.Range(1, 0, {}, Records.of([b"task"])))[:-1])
         worker.close()  # with something unread the kernel resets the connection
         assert slot_wire.read_range(slot) is None
 
@@ -159,21 +160,68 @@ def test_evidence_counts_what_ran_when_a_worker_died() -> None:
     assert dict(found.fatal) == {1: 1, 2: 2}
 
 
-def test_tasks_are_decoded_many_at_once_and_odd_ones_are_left_as_they_are() -> None:
-    good = [packing.pack([None, [i]]) for i in range(200)]
-    assert list(read_ahead(good)) == [[None, [i]] for i in range(200)]
-    odd = [*good[:70], b"\xc1", *good[70:100], packing.pack(7), good[100][:-1]]
-    found = list(read_ahead(odd))
-    assert [parse_task(t)[1] for t in found[:70]] == [[i] for i in range(70)]
-    assert [parse_task(t)[1] for t in found[71:101]] == [[i] for i in range(70, 100)]
-    for bad in (found[70], *found[101:]):
-        with pytest.raises(ValueError, match="task"):
-            parse_task(bad)
+def told(records: list[bytes], form: str | None = None) -> list[tuple[int, int | None, object]]:
+    """(first index, number of calls, what they are) of each stretch; without calls the task."""
+    found: list[tuple[int, int | None, object]] = []
+    for stretch in stretches(slot_wire.Range(1, 5, {"form": form}, Records.of(records))):
+        calls = None if stretch.calls is None else list(stretch.calls)
+        found.append((stretch.first, calls and len(calls), calls or stretch.task))
+    return found
 
 
-def test_a_large_task_is_not_decoded_with_others() -> None:
-    tasks = [packing.pack([None, ["x" * size]]) for size in (10, 70_000, 10, 40_000, 40_000)]
-    assert [type(t) for t in read_ahead(tasks)] == [bytes, bytes, list, list, bytes]
+def test_calls_are_decoded_in_stretches_and_what_is_more_is_left_as_it_is() -> None:
+    calls = [packing.pack(f) for f in ([None, [1, 2]], [None, [], {"k": 1}], [None, [3], {}])]
+    plain = [([1, 2], {}), ([], {"k": 1}), ([3], {})]
+    assert told(calls) == [(5, 3, plain)]
+    more = [["id", [1]], [None, [1], {}, {"timeout": 1}], [None, "args"], [None, [], 7], []]
+    packed = [packing.pack(m) for m in more]
+    assert told([*calls[:2], *packed, calls[2]]) == [
+        (5, 2, plain[:2]),
+        *((7 + i, None, m) for i, m in enumerate(more)),
+        (12, 1, plain[2:]),
+    ]
+    assert told([calls[0], packing.pack(7)]) == [(5, 1, plain[:1]), (6, None, packing.pack(7))]
+    assert told([]) == []
+
+
+@pytest.mark.parametrize("bad", [b"\xc1", b"", packing.pack([None, [1]])[:-1], b"\xc0\xc0"])
+def test_where_one_record_cannot_be_decoded_each_is_a_task_of_its_own(bad: bytes) -> None:
+    good = packing.pack([None, [1]])
+    assert told([good, bad, good]) == [(5, None, good), (6, None, bad), (7, None, good)]
+    with pytest.raises(ValueError, match="task"):
+        parse_task(bad)
+
+
+def test_only_arguments_are_calls_whatever_they_are() -> None:
+    values = [1, None, [2, 3], {"args": []}, (4, 5), b""]
+    assert told([packing.pack(v) for v in values], "arg") == [(5, 6, [((v,), {}) for v in values])]
+    assert parse_task(packing.pack([None, [1]]), "arg") == (None, [[None, [1]]], {}, {})
+    assert told([b"\x01", b"\xc1"], "arg") == [(5, None, b"\x01"), (6, None, b"\xc1")]
+
+
+def test_a_form_that_is_not_known_is_named() -> None:
+    assert told([b"\x01"], "later") == [(5, None, b"\x01")]
+    with pytest.raises(ValueError, match="'later', is not one that this release knows"):
+        parse_task(b"\x01", "later")
+
+
+def test_a_number_in_a_variable_is_seen_by_python_and_by_programs() -> None:
+    name = "SHARDFLEET_TEST_NUMBER"
+    variable, numbers = Variable(name), Numbers()
+    numbers.reach(12_346)
+    try:
+        for prefix in ("batch:", "x" * 1000):
+            number = variable.numbered(prefix)
+            for i in (0, 7, 12_345, 10):
+                number[0] = numbers[i]
+                assert os.environ[name] == f"{prefix}{i}"
+                assert dict(os.environ)[name] == f"{prefix}{i}"
+                printed = subprocess.run(["printenv", name], capture_output=True, check=True).stdout
+                assert printed.decode() == f"{prefix}{i}\n"
+        variable.set("plain")
+        assert os.environ[name] == "plain"
+    finally:
+        os.environ.pop(name, None)
 
 
 def test_a_variable_is_seen_by_python_and_by_programs_whatever_its_length() -> None:

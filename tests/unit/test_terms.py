@@ -106,7 +106,7 @@ def test_a_request_to_cancel_a_stream_means_every_priority_up_to_a_number() -> N
 
 
 def _call(terms: Terms, since: float | None = None) -> Call:
-    return Call(terms, b"\x90", Future(), since)
+    return Call(terms, b"\x90", Future(), None, since)
 
 
 def _order(taken: list[Outgoing]) -> list[tuple[int, int]]:
