@@ -124,7 +124,7 @@ def _by_task_id(store: Store, board: Board, ids: set[str]) -> Iterable[tuple[str
 def _ids_of(store: Store, path: str) -> list[Any]:
     """The ids of a batch's tasks; none for a batch that moved on meanwhile or is damaged."""
     try:
-        records = segment.decode(store.read(path), segment.BATCH, path).records
+        records = segment.decode(store.read(path), segment.BATCH, path).widened().records
     except FileNotFoundError:
         log.debug("%s has moved on", path)
         return []
