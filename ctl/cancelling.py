@@ -143,13 +143,18 @@ def _id_of(record: bytes) -> Any:
         return None
 
 
-def publish(store: Store, asked: Asked) -> Asked:
-    """Write a request for the workers."""
+def publish(store: Store, asked: Iterable[Asked]) -> list[Asked]:
+    """Write requests for the workers: all of them, or none where the root takes no more writes."""
+    written: list[Asked] = []
     try:
-        path = requests.ask(store, asked.target, asked.request)
+        for one in asked:
+            path = requests.ask(store, one.target, one.request)
+            written.append(Asked(one.target, one.request, path))
     except OSError as error:
+        for one in written:
+            withdraw(store, one.path)
         raise storage_error(error, "write", store.path(layout.CANCEL)) from None
-    return Asked(asked.target, asked.request, path)
+    return written
 
 
 def settled(board: Board, request: CancelRequest) -> bool:

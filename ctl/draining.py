@@ -12,12 +12,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ctl import beats, stopping
+from ctl import beats, locks, stopping
 from ctl.launchers.base import Launcher
 from ctl.roots import Run, unknown
 from ctl.statusview import stop_intent
 from ctl.stopping import Report
-from fsworker.errors import UsageError
+from fsworker.errors import StorageError, UsageError
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.records.run import LaunchMeta
@@ -52,7 +52,7 @@ def chosen(meta: LaunchMeta, names: Sequence[str]) -> list[str]:
 
 def kept_down(run: Run) -> list[str]:
     """The hosts of the run that a stop intent keeps down."""
-    meta = run.need_meta()
+    meta = run.everybody or run.need_meta()
     try:
         names = run.store.scan(layout.CTL)
     except OSError as error:
@@ -62,15 +62,31 @@ def kept_down(run: Run) -> list[str]:
 
 
 def announce(drain: Drain) -> None:
-    """Tell the workers: the patience first, then the intent. The verb lock must be held."""
+    """Tell the workers: the patience first, then the intent. The verb lock must be held.
+
+    Either all are told or, where the root takes no more writes, none: then what was written is
+    taken back. StorageError.
+    """
     store, meta = drain.store, drain.meta
-    for host in drain.hosts:
-        rel = layout.host_file(host, "drain")
-        try:
-            store.publish(rel, b"%d %g\n" % (meta.launches.get(host, 0), drain.patience))
-        except OSError as error:
-            raise storage_error(error, "write", store.path(rel)) from None
-    stopping.write_intents(store, meta, drain.hosts)
+    locks.check_room(store)
+    files = [layout.host_file(host, kind) for host in drain.hosts for kind in ("stop", "drain")]
+    try:
+        there = set(store.scan(layout.CTL))
+    except OSError as error:
+        raise storage_error(error, "list", store.path(layout.CTL)) from None
+    try:
+        for host in drain.hosts:
+            rel = layout.host_file(host, "drain")
+            try:
+                store.publish(rel, b"%d %g\n" % (meta.launches.get(host, 0), drain.patience))
+            except OSError as error:
+                raise storage_error(error, "write", store.path(rel)) from None
+        stopping.write_intents(store, meta, drain.hosts)
+    except StorageError:
+        for rel in files:
+            if rel.rpartition("/")[2] not in there:
+                store.remove_quietly(rel)
+        raise
 
 
 def finish(drain: Drain, launcher: Launcher) -> Report:

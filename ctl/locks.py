@@ -23,6 +23,8 @@ from fsworker.protocol.fsops import Store, storage_error
 log = logging.getLogger(__name__)
 
 VERB_LOCK = layout.CTL + "/.verb.lock"
+_ROOM, _ROOM_BYTES = layout.CTL + "/.room", 1 << 16
+"""A file that is written to see whether there is room for what a verb has to write."""
 TAKES_NOTHING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of storage that lets itself be read and not written: no reason to leave workers on."""
 
@@ -57,6 +59,20 @@ def verb_lock(
         yield
     finally:
         lock.release()
+
+
+def check_room(store: Store) -> None:
+    """StorageError where the root takes no writes: a change is made whole or not begun.
+
+    Asked for before the first of several files is written, since a disk that is full after the
+    second of them leaves hosts that were told half of it.
+    """
+    try:
+        store.publish(_ROOM, bytes(_ROOM_BYTES))
+    except OSError as error:
+        store.remove_quietly(_ROOM)
+        raise storage_error(error, "change anything in", store.path(layout.CTL)) from None
+    store.remove_quietly(_ROOM)
 
 
 def record(store: Store, verb: str, **fields: Any) -> None:

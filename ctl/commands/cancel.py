@@ -41,7 +41,7 @@ def command(
     board = cancelling.look(run.store)
     cancelling.prune(run.store, board)
     found = cancelling.resolve(run.store, board, names)
-    asked = [cancelling.publish(run.store, one) for each in found.values() for one in each]
+    asked = cancelling.publish(run.store, (one for each in found.values() for one in each))
     missing = [name for name, each in found.items() if not each]
     if not as_json:
         _tell(session, found)

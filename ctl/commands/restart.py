@@ -112,6 +112,7 @@ def _restart(
     """Restart these hosts while others serve."""
     store = run.store
     with locks.verb_lock(store, "restart"):
+        locks.check_room(store)
         before = roots.open_run(run.root).need_meta()
         _await_others(session, run, before, hosts, manner.ready)
         # The number first: a watcher then sees hosts that start, and leaves them alone.

@@ -49,6 +49,7 @@ def command(
     with locks.verb_lock(run.store, "restart-host"):
         # Read again under the lock: another verb may have changed the launches meanwhile.
         run = roots.open_run(run.root)
+        locks.check_room(run.store)
         grace = session.config.pick("grace", grace)
         _restart(session, run, target, grace, kill_after, ready_timeout)
     if as_json:

@@ -70,6 +70,7 @@ def command(
         )
         if not force:
             allow(session, run, change.leaving)
+        locks.check_room(run.store)
         if change.joining:
             _join(session, run, change, ready_timeout)
         drain = Drain(run.store, change.meta, change.leaving, timeout, session.config.get("width"))

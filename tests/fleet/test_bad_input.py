@@ -413,6 +413,46 @@ def test_a_stop_on_a_full_disk_still_ends_the_workers(ctl: Ctl) -> None:
     assert with_environ(ctl.entry) == []
 
 
+CHANGES = {
+    "drain": ("drain", "n1", "n2"),
+    "restart": ("restart", "--rolling"),
+    "restart-host": ("restart-host", "n1"),
+    "scale in": ("scale", "--add", "n3"),
+    "scale out": ("scale", "--remove", "n2"),
+    "cancel": ("cancel", "sleepy"),
+}
+
+
+@NEEDS_ROOT
+def test_a_full_disk_keeps_a_run_from_being_changed_and_loses_nothing(ctl: Ctl) -> None:
+    disk = ctl.folder / "disk"
+    quoted, python = shlex.quote(str(disk)), f"{shlex.quote(sys.executable)} -m ctl"
+    (ctl.folder / "tasks.jsonl").write_text('{"id": "sleepy", "args": [60]}\n')
+    sleep = ECHO.replace(":echo", ":sleep")
+    run = f"--root {quoted}/run"
+    tell = f"cat {quoted}/run/ctl/launch_meta.json; ls {quoted}/run/ctl {quoted}/run/ctl/cancel"
+    script = [
+        f"mkdir -p {quoted} && mount -t tmpfs -o size=1m tmpfs {quoted}",
+        f"{python} start {run} --hosts n1,n2 --fn {sleep} >/dev/null",
+        f"{python} submit {run} --tasks tasks.jsonl",
+        f"! cat /dev/zero >{quoted}/filler 2>/dev/null",
+        f"({tell}) >before",
+    ]
+    for name, (verb, *more) in CHANGES.items():
+        call = f"{python} {verb} {run} {' '.join(more)}"
+        script.append(f"{{ {call} >'{name}.out' 2>&1; echo $? >'{name}.rc'; }}")
+    script.append(f"({tell}) >after")
+    stop = ("stop", "--root", f"{disk}/run", "--grace", "0", "--kill-after", "9")
+    done = inside(ctl, " && ".join(script), *stop)
+    assert "stopped host=n1" in done.stdout, done.stderr
+    for name in CHANGES:
+        said = (ctl.folder / f"{name}.out").read_text()
+        assert re.fullmatch(r"ctl: [^\n]*No space left on device[^\n]*space[^\n]*\n", said), name
+        assert (ctl.folder / f"{name}.rc").read_text() == "7\n", name
+    assert (ctl.folder / "after").read_text() == (ctl.folder / "before").read_text()
+    assert with_environ(ctl.entry) == []
+
+
 @NEEDS_ROOT
 def test_a_stop_on_a_read_only_mount_still_ends_the_workers(ctl: Ctl) -> None:
     ctl.start(ctl.runs / "run")
