@@ -7,6 +7,7 @@ by another write of the result, since it may have been executed and a reader may
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -28,6 +29,8 @@ FIRST_PART = 2.0
 """Seconds after which a batch publishes what it has finished, the first time."""
 _PART_SLOWER, _PART_LONGEST = 1.5, 15.0
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 5.0
+NO_FILE = {errno.EISDIR: "it is a folder", errno.ENXIO: "it is a pipe, a socket or a device"}
+"""What reading says of a name that is no file, and what people are told."""
 NO_ROOM_TRIES = 7
 """How often a result may find no room before large values give way to errors: some seconds."""
 
@@ -81,10 +84,10 @@ class Holding:
             log.warning("batch %s was revoked before it was read", self.token.batch)
             self.over = True
             return False
-        except IsADirectoryError:
-            self.over = self._set_aside("it is a folder", folder=True)
-            return False
         except OSError as error:
+            if error.errno in NO_FILE:
+                self.over = self._set_aside(NO_FILE[error.errno], folder=True)
+                return False
             self.failed("read the batch", error)
             return False
         except FormatError as error:

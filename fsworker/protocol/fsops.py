@@ -257,9 +257,13 @@ class Store:
 
 
 def _read_file(path: str, limit: int) -> tuple[bytes, float]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    # A pipe that nobody writes to would keep us for ever, and a socket says ENXIO.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        size = os.fstat(fd).st_size
+        found = os.fstat(fd)
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            raise OSError(errno.ENXIO, "it is a pipe or a device", path)
+        size = found.st_size
         if size > limit:
             raise OSError(errno.EFBIG, f"larger than {limit} bytes", path)
         chunks = []

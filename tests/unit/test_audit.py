@@ -294,6 +294,14 @@ def test_a_file_of_another_version_is_told_apart_and_a_folder_is_no_data(root: R
     assert [f.kind for f in _audit(root).damage] == ["other version", "unreadable"]
 
 
+def test_a_pipe_among_the_batches_keeps_nobody_waiting(root: Root) -> None:
+    batch = root.submit([[1]])
+    (root.path / f"inbox/0/{batch}.0.0").unlink()
+    os.mkfifo(root.path / f"inbox/0/{batch}.0.0")
+    (found,) = _audit(root).damage
+    assert found.kind == "unreadable" and "it is a pipe" in found.words
+
+
 def test_results_that_were_lost_or_spoilt_after_the_commit_are_found(root: Root) -> None:
     gone, bad = (_commit(root, N0, _claim(root, N0, root.submit([[i]]))) for i in range(2))
     _beat(root, N0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -140,6 +142,24 @@ def test_no_result_is_given_up_while_nothing_at_all_can_be_written(store: Store)
     full.room = 1 << 20
     assert found.commit() is Move.DONE
     assert answers(store, found) == [[0, "t0", "ok", 100], [1, "t1", "ok", 50_000]]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+def test_what_is_no_file_in_place_of_a_batch_is_moved_away(store: Store, kind: str) -> None:
+    found = Holding(store, ME, CLAIMED, 0.0)
+    path = store.path(found.path)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        server = socket.socket(socket.AF_UNIX)
+        with server, contextlib.chdir(os.path.dirname(path)):
+            server.bind(os.path.basename(path))
+    else:
+        os.symlink(os.devnull, path)
+    assert not found.read("m:f", None)
+    assert found.over and store.scan(ME.folder) == []
+    (moved,) = [n for n in store.scan(layout.QUARANTINE) if not n.endswith(".reason.json")]
+    assert b"it is a pipe, a socket" in store.read(f"{layout.QUARANTINE}/{moved}.reason.json")
 
 
 @pytest.mark.parametrize("before", [False, True])
