@@ -46,9 +46,12 @@ class Lookout:
         self._locked = 0
         self._gone_since: float | None = None
 
-    def lock(self) -> None:
-        """Hold the run's watch lock from now on. Raises Busy when another watcher has it."""
-        warning = self._io.call("lock", self._late)
+    def lock(self, within: float | None = None) -> None:
+        """Hold the run's watch lock from now on. Raises Busy when another watcher has it.
+
+        `within`: seconds that it may take, if not those of a look.
+        """
+        warning = self._io.call("lock", within or self._late)
         self._locked = self._io.generation
         if warning:
             self._journal.say(f"note: {warning}")

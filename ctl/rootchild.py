@@ -166,8 +166,10 @@ def main(argv: list[str]) -> int:
     open_child = cache(lambda: RootChild(argv[0]))  # opened by the first request that succeeds
     for line in sys.stdin.buffer:
         reply = json.dumps(answer(open_child, line), separators=(",", ":"))
-        sys.stdout.buffer.write(reply.encode() + b"\n")
-        sys.stdout.buffer.flush()
+        try:
+            os.write(1, reply.encode() + b"\n")
+        except BrokenPipeError:  # given up by the watcher while it waited for the root
+            return 0
     return 0
 
 

@@ -39,6 +39,9 @@ ROUNDS = 8
 
 ONCE_LIMIT = 600.0
 LEAVE_PATIENCE = 6.0
+ENTER_PATIENCE = 30.0
+"""Seconds for each first answer: one that is late now has no ages to spoil, and a busy login node
+takes seconds for a new process."""
 UNKNOWN = 4
 
 
@@ -83,7 +86,7 @@ class Watcher:
         pid = os.getpid()
         me = identify(pid, Place.here(os.uname().nodename))
         identity = json.dumps(asdict(me)) if me else ""
-        self._io.call("appear", self._o.late, pid=pid, identity=identity)
+        self._io.call("appear", ENTER_PATIENCE, pid=pid, identity=identity)
         self._journal.say(f"watching {self._io.root} pid={pid}", "watching", pid=pid)
         self._manager.ready()
         try:
@@ -129,8 +132,8 @@ class Watcher:
 
     def _enter(self) -> None:
         """Take the lock, and read what the last watcher knew."""
-        self._lookout.lock()
-        self._saved_text = self._io.call("memory", self._o.late)
+        self._lookout.lock(ENTER_PATIENCE)
+        self._saved_text = self._io.call("memory", ENTER_PATIENCE)
 
     def _turn(self, *, single: bool = False) -> Decision | None:
         """One sweep. None when nothing could be decided."""
