@@ -98,6 +98,8 @@ def _merge(
 def _open(path: str) -> Checkpoint:
     from fedavg.checkpoint import open_checkpoint
 
+    if not os.path.exists(path):
+        raise UsageError(f"{path}: there is no such file or folder", path=path)
     return open_checkpoint(path)
 
 

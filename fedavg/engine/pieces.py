@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fedavg.formats.base import Entry
 from fedavg.policy import Action
 
-CHUNK = 8 << 20
+CHUNK = 4 << 20
 """Bytes that a worker reads for one piece, over all inputs together."""
 
 SMALLEST = 64 << 10
