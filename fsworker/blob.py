@@ -94,19 +94,14 @@ def pack(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     task_id: Any,
-) -> tuple[bytes, str | None]:
-    """(record, form) of a call; blobs in it go when `future` is done. Raises NotSent."""
-    try:
-        return packer.call(args, kwargs, task_id)
-    except NotSent:
-        if not among(args, kwargs):
-            raise
+) -> bytes:
+    """The record of a call with blobs, which go when `future` is done. Raises NotSent."""
     try:
         found, named, paths = shelf.put_all(args, kwargs)
     except (packing.Unpackable, OSError) as error:
         raise NotSent(f"the task was not sent: {error}") from None
     future.add_done_callback(lambda _: shelf.remove(paths))
-    return packer.record([task_id, found, named, {OPTION: True}]), None
+    return packer.record([task_id, found, named, {OPTION: True}])
 
 
 def fetch_all(

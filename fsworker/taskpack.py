@@ -29,9 +29,16 @@ class TaskPacker:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], task_id: Any = None
     ) -> tuple[bytes, str | None]:
         """(record, form) of a call. Raises NotSent."""
+        form, fields = None, args[0] if len(args) == 1 else None
         if len(args) == 1 and not kwargs and task_id is None:
-            return self.record(args[0]), ARG
-        return self.record([task_id, list(args), dict(kwargs)]), None
+            form = ARG
+        else:
+            fields = [task_id, list(args), dict(kwargs)]
+        try:
+            record = self._pack(fields)
+        except Exception:  # whatever it is, the careful way has the words for it
+            record = _pack_carefully(fields)
+        return record if len(record) <= MAX_RECORD else _too_large(record), form
 
     def record(self, fields: Any) -> bytes:
         """`[id, args, kwargs, options]`, of which the last may be missing, or an only argument as

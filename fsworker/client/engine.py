@@ -86,12 +86,12 @@ class Engine:
     def submit(self, call: Call) -> None:
         """Queue a call; waits while too many are unanswered, except in a future's callback."""
         self._check()
-        # A callback that waited in the reading thread would wait for itself.
-        waits = threading.get_ident() != self._reader.ident
-        self._transit.admit(1, self._is_over if waits else None)
-        self._check()
-        terms = call.terms
-        if terms.priority == 0 and terms.options.queue_limit is None and call.id is None:
+        if not self._transit.admit_one():
+            # A callback that waited in the reading thread would wait for itself.
+            waits = threading.get_ident() != self._reader.ident
+            self._transit.admit(1, self._is_over if waits else None)
+            self._check()
+        if call.terms.common and call.id is None:
             self._queue.add_call(call)
         else:
             call.since = time.monotonic()

@@ -16,20 +16,21 @@ them. Nothing is started before the first task is submitted.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from fsworker import blob
+from fsworker.blob import Shelf
+from fsworker.client import lifetimes
 from fsworker.client.allowed import AllowedFunctions
 from fsworker.client.engine import Engine
-from fsworker.client.futures import TaskFuture
 from fsworker.client.idbook import TaskId, checked_id, note_taken
 from fsworker.client.mapping import MapCall
 from fsworker.client.outbound import Call
@@ -64,9 +65,6 @@ __all__ = [
     "WorkerDied",
     "read_manifest",
 ]
-
-AT_EXIT = 10.0
-"""Seconds for which a process that ends waits for its last tasks to be sent."""
 
 
 class Client(Executor):
@@ -105,10 +103,10 @@ class Client(Executor):
         self._manifest = read_manifest(self._store)
         self._allowed = AllowedFunctions(self._manifest)
         self._fn = self._allowed.name_of(fn)
-        self._usual: dict[str, Terms] = {}
+        self._usual: dict[Any, Terms] = {}
         self._engine: Engine | None = None
         self._starting = threading.Lock()
-        self._reset()
+        self._renew()
 
     @property
     def root(self) -> str:
@@ -131,7 +129,11 @@ class Client(Executor):
         Arguments are packed before this returns. Those that cannot be sent fail the future with
         NotSent; everything else that can become of a task is a TaskError.
         """
-        return self._call(self._terms(fn), args, kwargs)
+        try:
+            terms = self._usual[fn]
+        except (KeyError, TypeError):  # new, or not hashable
+            terms = self._terms(fn)
+        return self._call(terms, args, kwargs)
 
     def submit_as(self, task_id: TaskId, fn: Fn, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Send one call under an id of yours, once in this stream however often it is asked for.
@@ -148,21 +150,37 @@ class Client(Executor):
         kwargs: Mapping[str, Any],
         task_id: TaskId | None = None,
     ) -> Future[Any]:
-        engine = self._running()
-        future = TaskFuture(self._settling)
+        engine = self._engine or self._running()
+        call = Call(self._settling)
+        call.terms = terms
         try:
             with self._packing:
-                packed = blob.pack(self._packer, engine.shelf, future, args, kwargs, task_id)
+                call.record, call.form = self._packer.call(args, kwargs, task_id)
         except NotSent as error:
-            future.set_running_or_notify_cancel()
-            future.set_exception(error)
-            return future
+            if not self._pack_blobs(call, error, engine.shelf, args, kwargs, task_id):
+                return call
         if task_id is not None:
-            known, new = engine.known.ask(task_id, future)
+            call.id = task_id
+            known, new = engine.known.ask(task_id, call)
             if not new:
                 return known
-        engine.submit(Call(terms, packed[0], future, packed[1], None, task_id))
-        return future
+        engine.submit(call)
+        return call
+
+    def _pack_blobs(
+        self, call: Call, failure: NotSent, shelf: Shelf, args: Any, kwargs: Any, task_id: Any
+    ) -> bool:
+        """Send the blobs of a call that cannot be packed otherwise; False when it has failed."""
+        try:
+            if not blob.among(args, kwargs):
+                raise failure
+            with self._packing:
+                call.record = blob.pack(self._packer, shelf, call, args, kwargs, task_id)
+        except NotSent as error:
+            call.set_running_or_notify_cancel()
+            call.set_exception(error)
+            return False
+        return True
 
     def with_options(self, **options: Any) -> Variant:
         """This client with other options for the tasks that are sent through what is returned.
@@ -243,58 +261,38 @@ class Client(Executor):
 
     def _terms(self, fn: Fn) -> Terms:
         name = self._fn if fn is None else self._allowed.name_of(fn)
-        terms = self._usual.get(name)
-        if terms is None:
-            options = Options(timeout=self._settings.timeout)
-            terms = self._usual.setdefault(name, Terms(name, options))
+        usual = Terms(name, Options(timeout=self._settings.timeout))
+        terms = self._usual.setdefault(name, usual)
+        with suppress(TypeError):  # not hashable
+            self._usual[fn] = terms
         return terms
 
     def _running(self) -> Engine:
         engine = self._engine
         if engine is None:
             with self._starting:
-                if self._closed or _ended.is_set():
+                if self._closed or lifetimes.ended.is_set():
                     raise RuntimeError("cannot schedule new futures after shutdown")
                 if self._engine is None:
                     self._engine = Engine(self._store, self._manifest, self._settings)
                     self._engine.start()
                     # Whose client is forgotten answers its futures, then it ends.
                     weakref.finalize(self, self._engine.close).atexit = False
-                    _engines.add(self._engine)
+                    lifetimes.engines.add(self._engine)
                 engine = self._engine
         return engine
 
-    def _reset(self) -> None:
+    def _renew(self) -> None:
         """Begin anew: at first, and in a forked child, whose locks and threads are its parent's."""
+        self._store = Store(self.root)  # temporaries must not have the parent's names
         self._engine = None
         self._closed = False
         self._starting = threading.Lock()
         self._packing = threading.Lock()
         self._settling = threading.Condition()
         self._packer = TaskPacker()
-        _clients.add(self)
+        lifetimes.clients.add(self)
 
 
 def _unpickle(root: str, options: dict[str, Any]) -> Client:
     return Client(root, **options)
-
-
-def _forked() -> None:
-    _engines.clear()
-    for client in list(_clients):
-        client._store = Store(client.root)  # its temporaries must not have its parent's names
-        client._reset()
-
-
-def _at_exit() -> None:
-    """Send what was submitted: threads end with the process, and futures with them."""
-    _ended.set()
-    for engine in list(_engines):
-        engine.flush(AT_EXIT)
-
-
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_ended = threading.Event()
-os.register_at_fork(after_in_child=_forked)
-atexit.register(_at_exit)

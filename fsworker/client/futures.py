@@ -3,15 +3,19 @@
 The one of the standard library owns a lock, a condition and eleven objects that the garbage
 collector walks along; with a hundred thousand of them that is most of the time of `submit`. Ours
 share one condition, which guards a few assignments at a time. Nobody waits on it, since it would
-wake all who wait for any of them: who waits is told by a callback.
+wake all who wait for any of them: who waits is told by a callback. So the futures of a batch begin
+and are answered in one step.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from concurrent.futures._base import FINISHED, PENDING
-from typing import Any
+from concurrent.futures._base import FINISHED, PENDING, RUNNING
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound="TaskFuture")
 
 
 class TaskFuture(Future[Any]):
@@ -52,3 +56,35 @@ class TaskFuture(Future[Any]):
             with self._condition:
                 if tell in self._done_callbacks:
                     self._done_callbacks.remove(tell)
+
+
+def begin(futures: Sequence[F]) -> list[F]:
+    """What `set_running_or_notify_cancel` does for each, of one client: those that shall run."""
+    running, cancelled = [], []
+    with futures[0]._condition:
+        for future in futures:
+            if future._state == PENDING:
+                future._state = RUNNING
+                running.append(future)
+            else:
+                cancelled.append(future)
+    for future in cancelled:
+        future.set_running_or_notify_cancel()
+    return running
+
+
+def answer(condition: threading.Condition, futures: Iterable[Any], values: Iterable[Any]) -> None:
+    """What `set_result` does for each, of one client; None, and what is not running, is left."""
+    watched = []
+    with condition:
+        for future, value in zip(futures, values, strict=True):
+            if future is None or future._state != RUNNING:
+                continue  # it has its answer, or somebody gave up on it
+            future._result = value
+            future._state = FINISHED
+            if future._waiters or future._done_callbacks:
+                watched.append(future)
+                for waiter in future._waiters:
+                    waiter.add_result(future)
+    for future in watched:
+        future._invoke_callbacks()

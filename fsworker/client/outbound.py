@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
+from fsworker.client.futures import TaskFuture, begin
 from fsworker.client.idbook import TaskId
 from fsworker.client.receivers import Futures, Receiver, Strip
 from fsworker.client.sizing import Sizer
@@ -39,13 +40,15 @@ class Outgoing:
     ids: list[TaskId] | None = None
 
 
-@dataclass(slots=True)
-class Call:
-    """One submitted call. `since`: when, if its terms limit the time in the queue."""
+class Call(TaskFuture):
+    """One submitted call, which is its own future: the caller's, once it is sent.
+
+    `since`: when it was submitted, if its terms limit the time in the queue. Whoever makes one
+    sets its terms and its record.
+    """
 
     terms: Terms
-    record: bytes
-    future: Future[Any]
+    record = b""
     form: str | None = None
     since: float | None = None
     id: TaskId | None = None
@@ -99,13 +102,13 @@ class Outbound:
             yield from self._pieces(left - len(calls), priority)
 
     def _calls_of(self, priority: int, room: int) -> list[Call]:
-        waiting, calls = self._lanes.get(priority, ()), list[Call]()
+        waiting = self._lanes.get(priority, ())
+        calls: list[Call] = []
         while waiting and len(calls) < room:
-            call = waiting.popleft()
-            if call.future.set_running_or_notify_cancel():
-                calls.append(call)
-            else:
-                self.cancelled += 1
+            taken = [waiting.popleft() for _ in range(min(len(waiting), room - len(calls)))]
+            running = begin(taken)
+            self.cancelled += len(taken) - len(running)
+            calls += running
         return calls
 
     def _drained(self) -> Iterator[Call]:
@@ -117,8 +120,8 @@ class Outbound:
         """Cancel everything; how many tasks that were."""
         cancelled = 0
         for call in self._drained():
-            call.future.cancel()
-            call.future.set_running_or_notify_cancel()
+            call.cancel()
+            call.set_running_or_notify_cancel()
             cancelled += 1
         return cancelled + self._fail_strips(CancelledError())
 
@@ -126,9 +129,8 @@ class Outbound:
         """Fail everything with `error`; how many tasks that were."""
         failed = 0
         for call in self._drained():
-            future = call.future
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
+            if call.set_running_or_notify_cancel():
+                call.set_exception(error)
             failed += 1
         return failed + self._fail_strips(error)
 
@@ -155,18 +157,16 @@ class Outbound:
         return failed
 
     def _batches(self, calls: list[Call]) -> Iterator[Outgoing]:
-        alike: dict[Any, list[Call]] = {}
-        for call in calls:
-            key = call.terms if call.since is None and call.id is None else _kind(call)
-            alike.setdefault(key, []).append(call)
-        for group in alike.values():
+        for group in _alike(calls):
             size = self._sizer.choose(len(group))
             at, first = 0, group[0]
             ids = None if first.id is None else [call.id for call in group if call.id is not None]
             while at < len(group):
                 form, records = _records(group[at : at + size])
                 count = fitting(records)
-                futures = Futures([call.future for call in group[at : at + count]])
+                futures = Futures(group[at : at + count])
+                for call in group[at : at + count]:
+                    call.record = b""  # its future may be kept for long
                 outgoing = Outgoing(first.terms, records[:count], futures, form, first.since)
                 outgoing.ids = ids and ids[at : at + count]
                 yield outgoing
@@ -189,6 +189,17 @@ class Outbound:
         if not strip.waiting:
             self._strips.remove(strip)
         return records, piece
+
+
+def _alike(calls: list[Call]) -> Iterable[list[Call]]:
+    """Calls in groups that may share a batch."""
+    terms = {call.terms for call in calls}
+    if len(terms) == 1 and calls[0].terms.common and all(call.id is None for call in calls):
+        return [calls]
+    alike: dict[Any, list[Call]] = {}
+    for call in calls:
+        alike.setdefault(_kind(call), []).append(call)
+    return alike.values()
 
 
 def _kind(call: Call) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any, Final, Protocol
 
 from fsworker import outcomes
+from fsworker.client.futures import TaskFuture, answer
 from fsworker.client.terms import Terms
 from fsworker.remote import lost, task_error
 
@@ -45,32 +46,44 @@ class Receiver(Protocol):
 
 
 class Futures:
-    """Results of a batch whose tasks have a future each."""
+    """Results of a batch whose tasks have a future each, all of one client."""
 
-    def __init__(self, futures: Sequence[Future[Any]]) -> None:
-        self._futures: list[Future[Any] | None] = list(futures)
+    def __init__(self, futures: Sequence[TaskFuture]) -> None:
+        self._futures: list[TaskFuture | None] = list(futures)
+        self._condition = futures[0]._condition
         self.count = len(self._futures)
 
     def take(self, rows: list[Any]) -> None:
         """Resolve futures."""
-        futures = self._futures
-        for row in outcomes.singles(rows):
-            try:
-                index, _, status, value = row[:4]
-                future = futures[index]
-            except (TypeError, ValueError, IndexError):
-                log.warning("a result row is not one: %.100r", row)
-                continue
-            if future is None:
-                continue
-            futures[index] = None
-            try:
-                if status == outcomes.OK:
-                    future.set_result(value)
-                else:
-                    future.set_exception(task_error(status, value))
-            except InvalidStateError:
-                pass  # another thread gave up on it at this moment
+        for row in rows:
+            if outcomes.is_run(row) and 0 <= row[1] <= self.count - len(row[2]):
+                self._take_run(row[1], row[2])
+            else:
+                for single in outcomes.singles([row]):
+                    self._take_one(single)
+
+    def _take_run(self, first: int, values: list[Any]) -> None:
+        taken = self._futures[first : first + len(values)]
+        self._futures[first : first + len(values)] = [None] * len(values)
+        answer(self._condition, taken, values)
+
+    def _take_one(self, row: Any) -> None:
+        try:
+            index, _, status, value = row[:4]
+            future = self._futures[index]
+        except (TypeError, ValueError, IndexError):
+            log.warning("a result row is not one: %.100r", row)
+            return
+        if future is None:
+            return
+        self._futures[index] = None
+        try:
+            if status == outcomes.OK:
+                future.set_result(value)
+            else:
+                future.set_exception(task_error(status, value))
+        except InvalidStateError:
+            pass  # another thread gave up on it at this moment
 
     def places(self, wanted: Collection[Future[Any]]) -> dict[Future[Any], int]:
         """The indexes of those of the wanted futures that wait here."""

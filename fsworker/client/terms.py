@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fsworker.errors import UsageError
@@ -83,6 +83,13 @@ class Terms:
 
     fn: str
     options: Options = Options()
+
+    common: bool = field(init=False)
+    """Whether its tasks are as urgent as most, and may wait as long as it takes."""
+
+    def __post_init__(self) -> None:
+        common = self.options.priority == 0 and self.options.queue_limit is None
+        object.__setattr__(self, "common", common)
 
     @property
     def priority(self) -> int:

@@ -30,6 +30,13 @@ class Transit:
     def __bool__(self) -> bool:
         return bool(self._pending)
 
+    def admit_one(self) -> bool:
+        """Count a task in unless there are too many."""
+        with self._lock:
+            free = self._unanswered < self._limit
+            self._unanswered += free
+        return free
+
     def admit(self, count: int, over: Callable[[], bool] | None = None) -> None:
         """Count tasks in. With `over`: wait while there are too many, until `over()` holds."""
         with self._lock:

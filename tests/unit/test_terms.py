@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,9 @@ def test_a_request_to_cancel_a_stream_means_every_priority_up_to_a_number() -> N
 
 
 def _call(terms: Terms, since: float | None = None) -> Call:
-    return Call(terms, b"\x90", Future(), None, since)
+    call = Call(threading.Condition())
+    call.terms, call.record, call.since = terms, b"\x90", since
+    return call
 
 
 def _order(taken: list[Outgoing]) -> list[tuple[int, int]]:
