@@ -93,7 +93,17 @@ class AttemptFolder:
     def run(self, argv: list[str], env: Mapping[str, str], timeout: float) -> Ended:
         """Run one process of the job. OSError when it cannot be started."""
         self.metrics.begin()
-        command = Command(
+        try:
+            ended = process.run(self.command(argv, env, timeout), self.place, self.control)
+        finally:
+            self.metrics.hear()
+            self.metrics.flush()
+        self.left.update(ended.left)
+        return ended
+
+    def command(self, argv: list[str], env: Mapping[str, str], timeout: float) -> Command:
+        """A process of the job, to be started."""
+        return Command(
             argv,
             env,
             self.job.cwd or "/",
@@ -103,13 +113,6 @@ class AttemptFolder:
             self.job.grace,
             (self.metrics.writing,),
         )
-        try:
-            ended = process.run(command, self.place, self.control)
-        finally:
-            self.metrics.hear()
-            self.metrics.flush()
-        self.left.update(ended.left)
-        return ended
 
     @property
     def env(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from fsworker.jobs.attempt import AttemptFolder, words
 from fsworker.jobs.control import Interrupted
 from fsworker.jobs.episodes import Await, Event, Step, Train, Upload
 from fsworker.jobs.handing import Weights
+from fsworker.jobs.looped import Loop
 from fsworker.jobs.pickled import Unreadable
 from fsworker.jobs.process import Ended
 from fsworker.jobs.summary import Found, Summary
@@ -33,6 +34,7 @@ class Course:
         self._at, self._job, self._store = at, at.job, at.store
         self._chained = chained
         self._last: tuple[int, Weights] | None = None
+        self._loop = Loop(at) if at.job.agent_loop else None
         self.uncounted = False
         """Whether a checkpoint did not tell its episodes."""
         self.exit_code: int | None = None
@@ -55,6 +57,11 @@ class Course:
             return Event("failed", why=str(error))
         raise AssertionError(step)
 
+    def close(self) -> None:
+        """End the process that trained all episodes, if there is one."""
+        if self._loop is not None:
+            self._loop.close()
+
     # -- training
 
     def _train(self, step: Train) -> Event:
@@ -67,9 +74,13 @@ class Course:
         env = environment.of_turn(self._at.env, turn, self._at.attempt.number)
         last = step.first + step.count - 1
         which = f"episode {step.first}" if step.count == 1 else f"episodes {step.first} to {last}"
-        self._at.say(f"{which} on {self._at.note.host}: {words(argv)}")
+        where = f" on {self._at.note.host}: {words(argv)}" if self._loop is None else ""
+        self._at.say(f"{which}{where}")
         try:
-            ended = self._at.run(argv, env, self._job.timeout_seconds)
+            if self._loop is not None:
+                ended = self._loop.train(turn, argv, env)
+            else:
+                ended = self._at.run(argv, env, self._job.timeout_seconds)
         except OSError as error:
             return Event("failed", why=f"cannot run {argv[0]}: {_reason(error, self._job.cwd)}")
         self.exit_code = ended.code
@@ -126,6 +137,7 @@ class Course:
         done = self._at.insist(lambda: handing.publish(self._store, folder, found, wanted))
         # Written and digested a moment ago: not read anew to be verified.
         self._last = episode, handing.episode_weights(self._store, done)
+        fsfolders.remove_tree(self._store, folder)
         self._at.say(f"episode {episode} is finished")
         return episode
 

@@ -64,8 +64,23 @@ class Command:
     pass_fds: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Started:
+    """A process that runs, and what it was started as."""
+
+    command: Command
+    child: subprocess.Popen[bytes]
+
+
 def run(command: Command, place: Place, control: Control) -> Ended:
     """Run a process to its end. OSError when it cannot be started."""
+    started = start(command)
+    why = _see_through(started.child, command, control)
+    return end_started(started, why, place, control)
+
+
+def start(command: Command) -> Started:
+    """Start a process in a session of its own. OSError when it cannot be."""
     child = subprocess.Popen(
         list(command.argv),
         stdin=subprocess.DEVNULL,
@@ -77,7 +92,12 @@ def run(command: Command, place: Place, control: Control) -> Ended:
         start_new_session=True,
         restore_signals=True,
     )
-    why = _see_through(child, command, control)
+    return Started(command, child)
+
+
+def end_started(started: Started, why: Why, place: Place, control: Control) -> Ended:
+    """End what is left of a process and its tree, with the grace that the reason gives."""
+    command, child = started.command, started.child
     grace = {"exit": min(command.grace, HELPERS_GRACE), "cancel": HASTE, "gone": HASTE}
     left = end(child, place, command.token, grace.get(why, command.grace), control)
     for one in left:

@@ -59,6 +59,8 @@ class Runner:
             how = self._interrupted(stop)
         except FleetError as error:
             how = End(FAILED, str(error))
+        if self._course is not None:
+            self._course.close()
         if self._control.told == "gone":
             raise Interrupted("gone")
         self._at.postflight()

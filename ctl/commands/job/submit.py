@@ -25,6 +25,7 @@ from fsworker.protocol.records.job import Job
 @click.option("--weights", metavar="FILE", help="Checkpoint to start from [default: fresh].")
 @click.option("--after", metavar="JOB", help="Start when JOB has ended, from its last checkpoint.")
 @click.option("--per-episode-sync", is_flag=True, default=None, help="A process an episode.")
+@click.option("--agent-loop", is_flag=True, default=None, help="One process; episodes are tasks.")
 @click.option("--federation-group", "federation_group_id", metavar="ID", help="Share one model.")
 @click.option("--federation-size", type=COUNT, help="Participants of the group.")
 @click.option(
@@ -69,7 +70,7 @@ def command(
     """
     run = roots.open_run(*roots.find_root(root, session.config))
     jobs = asking.make(_told(words, path, options), path or "the command line")
-    if not templates.uses(jobs[0], ["checkpoint"]):
+    if not jobs[0].agent_loop and not templates.uses(jobs[0], ["checkpoint"]):
         session.note("the command does not name {checkpoint}: it must save to FLEET_CHECKPOINT")
     if dry_run:
         for job in jobs:

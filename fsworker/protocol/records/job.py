@@ -53,7 +53,8 @@ class Job(_Record):
     `sync_server_weights_timeout_seconds` is how long an episode waits for the global model. `after`
     is the job whose last checkpoint this one starts from, `weights` the file that it starts from.
     `pass_env` are names of variables whose values the worker's host has. `grace` is what the
-    process gets after TERM. `checkpoint` is the name of what the command saves.
+    process gets after TERM. With `agent_loop` one process trains all episodes, each of which is a
+    task of its agent. `checkpoint` is the name of what the command saves.
     """
 
     job_id: str
@@ -80,6 +81,7 @@ class Job(_Record):
     preflight: str | None = None
     postflight: str | None = None
     grace: float = 10.0
+    agent_loop: bool = False
     checkpoint: str = "checkpoint.pt"
 
     @classmethod
@@ -93,7 +95,7 @@ class Job(_Record):
     @property
     def by_episode(self) -> bool:
         """Whether each episode is a process of its own."""
-        return self.per_episode_sync or self.federation_group_id is not None
+        return self.per_episode_sync or self.agent_loop or self.federation_group_id is not None
 
     def problem(self) -> str | None:
         """What no job can be; None when all is well."""
