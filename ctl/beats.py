@@ -57,6 +57,17 @@ def beating(store: Store, limit: float) -> list[str]:
     return found
 
 
+def is_over(store: Store, host: str) -> bool:
+    """Whether a host's worker has said goodbye, or left no heartbeat behind."""
+    rel = layout.status_path(host)
+    if rel.rpartition("/")[2] not in store.scan(layout.STATUS):
+        return True
+    try:
+        return _said_goodbye(store.read(rel, HEARTBEAT_LIMIT), rel)
+    except FileNotFoundError:
+        return True
+
+
 def _said_goodbye(data: bytes, rel: str) -> bool:
     try:
         beat: Heartbeat = Heartbeat.from_json(data, rel)

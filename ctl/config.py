@@ -97,6 +97,7 @@ SETTINGS: dict[str, Known] = {
     "gpus": Known(slots.gpus, help="GPUs that the slots of a worker share out"),
     "slots_per_gpu": Known(units.count, help="slots that may share a GPU"),
     "slot_async": Known(slotterms.coroutines, 1, help="coroutines that a slot runs at once"),
+    "attach": Known(_hosts, help="names under which workers may join by themselves"),
     "log_level": Known(_text, "INFO", help="log level of the workers"),
     "ready_timeout": Known(units.positive, 60.0, help="time for all workers to be ready"),
     "heartbeat_stale": Known(units.positive, 15.0, help="age at which a heartbeat is stale"),

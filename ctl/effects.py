@@ -85,7 +85,7 @@ class Effects:
 
     def use(self, meta: LaunchMeta) -> None:
         """Reach hosts as the run says; a launcher that is in use is kept until it is free."""
-        how = (meta.launcher, meta.launcher_options, meta.host_terms)
+        how = (meta.launcher, meta.launcher_options, meta.host_terms, meta.attached)
         key = repr((how, meta.python, meta.pythonpath, meta.setup))
         if self._launcher_key in ("given", key) or self.hands.busy:
             return

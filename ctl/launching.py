@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ctl.launchers.base import Launcher
 
 HOSTS_SHARE = 0.75
-"""Of the time for a start, what the host may use before it undoes it: the rest is for its answer."""
+"""Of the time for a start, what the host may use before it undoes it; the rest: for its answer."""
 
 
 def open_for(meta: LaunchMeta) -> Launcher:
@@ -33,7 +33,12 @@ def open_for(meta: LaunchMeta) -> Launcher:
 
     setup = [*passing.lines(meta.pass_env, os.environ), *meta.setup]
     common = {"python": meta.python, "pythonpath": list(meta.pythonpath), "setup": setup}
-    return open_launcher(meta.launcher, {**meta.launcher_options, **common}, meta.host_terms)
+    launcher = open_launcher(meta.launcher, {**meta.launcher_options, **common}, meta.host_terms)
+    if not meta.attached:
+        return launcher
+    from ctl.launchers.attached import Mixed
+
+    return Mixed(launcher, meta.attached)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ an exception: one bad file must not blind the watcher for all others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import isfinite
@@ -18,7 +18,9 @@ from ctl.health import Beat
 from fsworker.errors import FormatError, NotRunning
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
+from fsworker.protocol.membership import read_members
 from fsworker.protocol.records import coding
+from fsworker.protocol.records.member import Member, with_members
 from fsworker.protocol.records.run import Heartbeat, LaunchMeta
 
 STATUS_LIMIT = 1 << 20
@@ -87,7 +89,7 @@ class Observer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._told = b""
+        self._told: tuple[bytes, tuple[Member, ...]] = (b"", ())
         self._meta: LaunchMeta | None = None
 
     def look(self) -> Report:
@@ -98,7 +100,7 @@ class Observer:
             names = set(store.scan(layout.CTL))
             statuses = set(store.scan(layout.STATUS))
             owners = _owners(store.scan(layout.CLAIMS))
-            meta, mtime = self._read_meta()
+            meta, mtime = self._read_meta(names)
         except FileNotFoundError:
             self._check_root()
             raise
@@ -115,14 +117,16 @@ class Observer:
             layout.WATCH_STOP.rpartition("/")[2] in names,
         )
 
-    def _read_meta(self) -> tuple[str | None, float]:
-        """What the controller last asked for, as text if it changed, and when it was written."""
+    def _read_meta(self, names: Collection[str]) -> tuple[str | None, float]:
+        """The run as everybody sees it, as text if it changed, and when its meta was written."""
         data, mtime = self._store.read_with_mtime(layout.LAUNCH_META)
-        if data == self._told:
+        members = read_members(self._store, names)
+        if (data, members) == self._told:
             return None, mtime
-        self._meta = LaunchMeta.from_json(data, self._store.path(layout.LAUNCH_META))
-        self._told = data
-        return data.decode(), mtime
+        meta: LaunchMeta = LaunchMeta.from_json(data, self._store.path(layout.LAUNCH_META))
+        self._meta = with_members(meta, members)
+        self._told = (data, members)
+        return self._meta.to_json().decode(), mtime
 
     def _check_root(self) -> None:
         """Raise NotRunning if the run is not there any more, rather than one file of it."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from ctl import passing, slotterms
 from ctl.config import Config
-from ctl.hosts import Allowed
+from ctl.hosts import Allowed, names_of
 from ctl.launchers import LAUNCHERS
 from ctl.roots import Run
 from ctl.workers import choose_workers, count_shards
@@ -135,6 +135,7 @@ def _meta(
         workspace=workspace,
         setup=setup_lines(config.get("setup"), pick("venv"), home),
         env=worker_env(config.get("env"), wish.env, home),
+        may_attach=tuple(names_of(pick("attach"), "--attach")) if pick("attach") else (),
         host_terms=host_terms(config, wish, [w.host for w in manifest.workers]),
         log_level=check_choice("log_level", str(pick("log_level")).upper(), LOG_LEVELS),
         ready_timeout=pick("ready_timeout"),
@@ -162,6 +163,7 @@ FLAGS = (
     "group",
     "log_level",
     "slot_start",
+    "attach",
     *slotterms.NAMES,
 )
 """The options of `start` that override the setting of the same name."""

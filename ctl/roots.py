@@ -26,7 +26,9 @@ from fsworker.errors import (
 )
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
-from fsworker.protocol.records.run import LaunchMeta, Manifest
+from fsworker.protocol.membership import read_members
+from fsworker.protocol.records.member import Member, with_members
+from fsworker.protocol.records.run import LaunchMeta, Manifest, WorkerSpec
 
 MARKER_KIND = "shardfleet run root"
 _NEVER = ("/proc", "/sys", "/dev", "/boot", "/run/systemd")
@@ -41,11 +43,24 @@ class Run:
     manifest: Manifest
     meta: LaunchMeta | None
     source: str = "--root"
+    members: tuple[Member, ...] = ()
+    """Workers that attached by themselves."""
 
     @property
     def hosts(self) -> list[str]:
         """The hosts of the run, in the order of its workers."""
-        return [worker.host for worker in (self.meta or self.manifest).workers]
+        return [worker.host for worker in self.workers]
+
+    @property
+    def workers(self) -> tuple[WorkerSpec, ...]:
+        """The workers that were asked for, and those that attached."""
+        everybody = self.everybody
+        return (everybody or self.manifest).workers
+
+    @property
+    def everybody(self) -> LaunchMeta | None:
+        """The launch meta with those that attached; never to be written."""
+        return with_members(self.meta, self.members) if self.meta else None
 
     def need_meta(self) -> LaunchMeta:
         """The launch meta; FormatError when the run has none."""
@@ -174,7 +189,16 @@ def open_run(root: str, source: str = "--root") -> Run:
     if store.group_writable:
         # What this process creates there must stay open to the group that shares the run.
         os.umask(0o007)
-    return Run(root, store, manifest, meta, source)
+    return Run(root, store, manifest, meta, source, _members(store))
+
+
+def _members(store: Store) -> tuple[Member, ...]:
+    try:
+        return read_members(store)
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except OSError as error:
+        raise unknown(error, store.path(layout.CTL)) from None
 
 
 def _read(store: Store, rel: str) -> bytes | None:

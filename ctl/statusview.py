@@ -196,8 +196,9 @@ def _host(
     beats: set[str],
     told: HostMemory,
 ) -> HostStatus:
-    shard = next(w.shard for w in (run.meta or run.manifest).workers if w.host == host)
-    launch = run.meta.launches.get(host, 0) if run.meta else 0
+    shard = next(w.shard for w in run.workers if w.host == host)
+    everybody = run.everybody
+    launch = everybody.launches.get(host, 0) if everybody else 0
     beat, raw, mtime, problem = read_beat(run.store, host, beats)
     age = None if mtime is None else max(0.0, now - mtime)
     seen = health.Observation(

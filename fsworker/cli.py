@@ -61,6 +61,11 @@ def cli() -> None:
     default=1,
     help="Coroutines that a slot runs at once.",
 )
+@click.option("--label", "labels", multiple=True, help="What this host offers; several times.")
+@click.option("--cpus", type=click.IntRange(0), default=0, help="What to say of cpus [detect].")
+@click.option("--ram-mb", type=click.IntRange(0), default=0, help="Likewise of memory [detect].")
+@click.option("--max-idle", type=click.FloatRange(0), default=0.0, help="Seconds; 0: never ends.")
+@click.option("--once", is_flag=True, help="End after the first work.")
 @click.option("--launch", type=click.IntRange(0), default=None, help="Number of this launch.")
 @click.option(
     "--grace",
@@ -85,6 +90,11 @@ def run(
     gpus: str | None,
     slots_per_gpu: int | None,
     slot_async: int,
+    labels: tuple[str, ...],
+    cpus: int,
+    ram_mb: int,
+    max_idle: float,
+    once: bool,
     launch: int | None,
     grace: float,
     log_level: str,
@@ -109,8 +119,70 @@ def run(
     terms = SlotTerms(slot_mem, gpus, slots_per_gpu, slot_async)
     if not concurrency and not job_slots:
         raise UsageError("--concurrency 0 and --job-slots 0 leave the worker nothing to do")
-    options = Options(root, shard, host, concurrency, number, grace, terms, job_slots)
+    options = Options(
+        root=root,
+        shard=shard,
+        host=host,
+        concurrency=concurrency,
+        launch=number,
+        grace=grace,
+        slots=terms,
+        job_slots=job_slots,
+        labels=labels,
+        cpus=cpus,
+        memory_mb=ram_mb,
+        max_idle=max_idle,
+        once=once,
+    )
     code = Worker(options).run()
+    if code:
+        sys.exit(code)
+
+
+@cli.command()
+@click.option("--root", required=True, envvar="FLEET_ROOT", help="The run root.")
+@click.option("--token", envvar="FLEET_WORKER_TOKEN", help="What ctl token create printed.")
+@click.option("--name", help="The name to attach under [default: this node's].")
+@click.option("--labels", default="", help="What this machine offers, with commas between.")
+@click.option("--python", help="The interpreter of the worker [default: this one].")
+@click.option("--parallel", type=click.IntRange(0, MOST_SLOTS), default=1, show_default=True)
+@click.option("--job-slots", type=click.IntRange(0, MOST_SLOTS), default=1, show_default=True)
+@click.option("--shard", type=click.IntRange(0), help="Home shard [default: the emptiest].")
+@click.option("--cpus", type=click.IntRange(0), default=0, help="0: detect.")
+@click.option("--ram-mb", type=click.IntRange(0), default=0, help="0: detect.")
+@click.option("--gpus", callback=_read(gpus), metavar="N|LIST", help="0: none [default: detect].")
+@click.option("--slot-mem", callback=_read(size), metavar="SIZE", help="Memory of a slot, as 2G.")
+@click.option("--max-idle", type=click.FloatRange(0), default=0.0, help="Seconds; 0: never ends.")
+@click.option("--run-once", is_flag=True, help="End after the first work.")
+@click.option("--log-level", type=click.Choice(LOG_LEVELS, case_sensitive=False), default="INFO")
+def attach(**asked: Any) -> None:
+    """Join a run from this machine, without the controller.
+
+    Joins under a name that the run was started with (ctl start --attach), or by a token. What is
+    not there yet is waited for; a refusal is final. TERM ends it as gently as any worker. Exit
+    code: 0 it was stopped or had no more to do, 5 refused, 10 the name is taken on this machine.
+    """
+    from fsworker.attach import process
+    from fsworker.attach.entry import Wish
+
+    if not asked["parallel"] and not asked["job_slots"]:
+        raise UsageError("--parallel 0 and --job-slots 0 leave the worker nothing to do")
+    labels = tuple(filter(None, (word.strip() for word in asked["labels"].split(","))))
+    name = asked["name"] or os.uname().nodename
+    wish = Wish(name, asked["parallel"], labels, asked["token"], asked["shard"])
+    options = process.Options(
+        root=os.path.abspath(asked["root"]),
+        wish=wish,
+        python=asked["python"],
+        slots=SlotTerms(asked["slot_mem"], asked["gpus"]),
+        job_slots=asked["job_slots"],
+        cpus=asked["cpus"],
+        memory_mb=asked["ram_mb"],
+        max_idle=asked["max_idle"],
+        once=asked["run_once"],
+        log_level=asked["log_level"].upper(),
+    )
+    code = process.attach(options)
     if code:
         sys.exit(code)
 

@@ -26,6 +26,7 @@ from fsworker.loop.custody import Custody
 from fsworker.loop.heartbeat import BEAT_EVERY, Pulse
 from fsworker.loop.intake import Intake
 from fsworker.loop.jobintake import JobIntake
+from fsworker.loop.leaving import Leaving
 from fsworker.loop.neighbours import Neighbours
 from fsworker.loop.options import Options
 from fsworker.loop.predecessors import Predecessors
@@ -55,7 +56,8 @@ class Worker:
         # Without a wrapper the variable is that of a worker above this one, whose task we are.
         given = os.environ.get("FLEET_INCARNATION", "") if self._wrapped else ""
         self._owner = Owner(options.host, _valid(given) or layout.new_incarnation())
-        self._pulse = Pulse(self._store, self._owner, options.launch, options.shard)
+        self._pulse = Pulse(self._store, self._owner, options)
+        self._leaving = Leaving(options)
         self._selector = selectors.DefaultSelector()
         self._due = {"beat": 0.0, "stop": 0.0}
         self._before = Predecessors(self._store)
@@ -80,7 +82,7 @@ class Worker:
                 self._turn(time.monotonic())
         finally:
             self._close()
-        return 0
+        return self._leaving.code
 
     # -- the beginning
 
@@ -187,6 +189,8 @@ class Worker:
             self._served = True
             self._due["beat"] = now
             log.info("ready: %d slots, shard %d", self._executor.total(), self._options.shard)
+        if self._leaving.due(now, self._served, self._custody.quiet):
+            self._drain(self._options.grace)
         if now >= self._due["beat"]:
             self._due["beat"] = now + BEAT_EVERY
             self._beat()

@@ -38,7 +38,7 @@ def command(
     hosts = [host for name in names for host in names_of(name, "HOST")]
     with locks.verb_lock(run.store, "drain"):
         run = roots.open_run(run.root)
-        meta = run.need_meta()
+        meta = run.everybody or run.need_meta()
         drain = Drain(
             run.store, meta, draining.chosen(meta, hosts), timeout, session.config.get("width")
         )

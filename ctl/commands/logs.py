@@ -33,7 +33,7 @@ def command(
 ) -> int:
     """Show the log of a host's worker."""
     run = roots.open_run(*roots.find_root(root, session.config))
-    name = launching.worker_of(run.need_meta(), host).host
+    name = launching.worker_of(run.everybody or run.need_meta(), host).host
     rel = layout.host_file(name, "wrap.log" if wrap else "log")
     position = _tail(run.store, rel, lines)
     while follow:

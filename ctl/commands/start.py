@@ -11,6 +11,7 @@ from ctl import (
     bringup,
     current,
     launching,
+    localfiles,
     locks,
     planning,
     render,
@@ -103,6 +104,7 @@ from fsworker.protocol import layout
 )
 @click.option("--group", metavar="GROUP", help="Share the run root with this group.")
 @click.option("--log-level", help="Log level of the workers [default: INFO].")
+@click.option("--attach", metavar="SET", help="Names that may join by fsworker attach.")
 @click.option("--replace", is_flag=True, help="Stop the workers of a live root first.")
 @click.option("--watch", "with_watch", is_flag=True, help="Leave a watcher running.")
 @click.option("--doctor", is_flag=True, help="Examine the hosts first; a failure starts nothing.")
@@ -198,6 +200,7 @@ def check_disk(plan: Plan, *, named: bool) -> None:
         advice = f"give --root {plan.root}/NAME, or --experiment and --trial"
         rundir.check_target(plan.root, plan.manifest.group, advice)
     current.check(plan.meta.workspace or "")
+    localfiles.check(plan.meta)
     launching.open_for(plan.meta).close()
 
 

@@ -50,7 +50,7 @@ def stop_run(
     session: Session, run: roots.Run, grace: float, kill_after: float | None
 ) -> stopping.Report:
     """Stop the watcher and all workers of `run`; its verb lock must be held."""
-    meta = run.meta
+    meta = run.everybody
     if meta is None:
         return stopping.Report(idle=run.hosts)  # a start that died before it launched anything
     sentence = watcher.stop(run.store)

@@ -17,7 +17,8 @@ from fsworker.protocol.records.run import LaunchMeta
 if TYPE_CHECKING:
     from ctl.rootio import RootIO
 
-ANSWER_WITHIN = 10.0
+ANSWER_WITHIN = 45.0
+"""Seconds for the first answer from the root, the start of a Python on a busy node included."""
 LEAST_STALE = 5.0
 """Seconds: a worker beats every 2 s, and one beat that is late must accuse nobody."""
 
@@ -133,7 +134,8 @@ def _allowed(session: Session, meta: LaunchMeta) -> frozenset[str]:
     names = frozenset(worker.host for worker in meta.workers)
     if meta.launcher == "local" and not len(session.allowed):
         return names  # contacts nobody: without a list, the names are only labels
-    return frozenset(name for name in names if name in session.allowed)
+    joined = frozenset(meta.attached)  # never contacted, so nobody has to allow them
+    return joined | frozenset(name for name in names if name in session.allowed)
 
 
 def _check_allowed(session: Session, meta: LaunchMeta) -> None:

@@ -32,7 +32,8 @@ def explain(run: Run, look: Look, host: str) -> Story:
 
 
 def _now(run: Run, look: Look, status: HostStatus) -> list[str]:
-    launch = run.meta.launches.get(status.host, 0) if run.meta else 0
+    everybody = run.everybody
+    launch = everybody.launches.get(status.host, 0) if everybody else 0
     lines = [f"{status.state} (reason {status.reason}), launch {launch}, home shard {status.shard}"]
     if status.words:
         lines.append(status.words)

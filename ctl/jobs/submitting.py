@@ -79,7 +79,7 @@ def check(run: Run, job: Job) -> None:
 
 def workers(run: Run) -> tuple[WorkerSpec, ...]:
     """The workers of the run as it is now."""
-    return (run.meta or run.manifest).workers
+    return run.workers
 
 
 def choose_shards(run: Run, count: int) -> list[int]:

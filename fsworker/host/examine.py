@@ -12,14 +12,14 @@ import importlib.metadata
 import os
 import platform
 import resource
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import fsworker
 from fsworker.digest import package_digest
+from fsworker.host.importable import why_not
 from fsworker.host.logind import session_warnings
 from fsworker.protocol.fsops import Store
 
@@ -29,7 +29,6 @@ TRIAL = 1 << 20
 """Bytes that are written to see whether a quota or a full disk says no."""
 ANSWER_WITHIN = 15.0
 LOOK_EVERY = 0.02
-IMPORT_WITHIN = 60.0
 _SSHD = "/etc/ssh/sshd_config"
 
 
@@ -40,7 +39,7 @@ def examine(request: Mapping[str, Any]) -> dict[str, Any]:
     steps: dict[str, Callable[[], object]] = {
         "python": _python,
         "packages": _packages,
-        "functions": lambda: _functions(request.get("functions") or (), request.get("env") or {}),
+        "functions": lambda: why_not(request.get("functions") or (), request.get("env")),
         "mounts": lambda: _read("/proc/self/mountinfo"),
         "real_root": lambda: os.path.realpath(store.root),
         "space": lambda: _space(store),
@@ -81,31 +80,6 @@ def _packages() -> dict[str, str | None]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
-    return found
-
-
-def _functions(names: Sequence[str], env: Mapping[str, str]) -> dict[str, str | None]:
-    """Why each function cannot be imported here, in a process of its own; None where it can."""
-    code = "import sys; from fsworker import functions; functions.resolve(sys.argv[1])"
-    found: dict[str, str | None] = {}
-    for name in names:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", code, name],
-                check=False,
-                env={**os.environ, **env},
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=IMPORT_WITHIN,
-                stdin=subprocess.DEVNULL,
-            )
-        except subprocess.TimeoutExpired:
-            found[name] = f"its import takes longer than {IMPORT_WITHIN:g} s"
-            continue
-        lines = done.stderr.strip().splitlines()
-        said = lines[-1] if lines else f"its import ended with exit code {done.returncode}"
-        found[name] = said.removeprefix("fsworker.errors.Refused: ") if done.returncode else None
     return found
 
 

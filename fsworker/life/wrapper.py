@@ -51,6 +51,8 @@ class Options:
     poll: float = 2.0
     backoff: Backoff = field(default_factory=Backoff)
     log_limit: int = LIMIT
+    final: frozenset[int] = frozenset()
+    """Exit codes of a worker after which no life follows; they are the wrapper's own then."""
 
 
 class Wrapper:
@@ -82,15 +84,18 @@ class Wrapper:
             report({"ok": False, "code": code, "message": f"not started on {self._o.host}: {why}"})
             return 1
         report({"ok": True, "wrap_pid": os.getpid(), "worker_pid": life.pid})
-        short_lives = 0
+        short_lives, ended = 0, 0
         while True:
             lived = self._see_through(life) if life else 0.0
             short_lives, pause = self._o.backoff.after(short_lives, lived)
+            if life and life.code in self._o.final:
+                ended = life.code or 0
+                break
             if self._told or not self._rest(pause):
                 break
             life = self._start_life()
         self._leave()
-        return 0
+        return ended
 
     def _begin(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

@@ -17,6 +17,7 @@ from typing import Any
 import fsworker
 from fsworker import identity, inventory
 from fsworker.digest import package_digest
+from fsworker.loop.options import Options
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Owner
@@ -38,10 +39,12 @@ class Counters:
 class Pulse:
     """Publishes heartbeats of one worker process."""
 
-    def __init__(self, store: Store, owner: Owner, launch: int, shard: int) -> None:
+    def __init__(self, store: Store, owner: Owner, options: Options) -> None:
         self.owner = owner
         self.counters = Counters()
-        self.inventory: dict[str, Any] = inventory.here().fields()
+        self.inventory: dict[str, Any] = inventory.overridden(
+            inventory.here(), options.cpus, options.memory_mb
+        ).fields()
         self._store = store
         self._seq = 0
         self._trouble = False
@@ -51,8 +54,9 @@ class Pulse:
             "start": self.me.start,
             "boot_id": self.me.boot_id,
             "pid_ns": self.me.pid_ns,
-            "launch": launch,
-            "shard": shard,
+            "launch": options.launch,
+            "shard": options.shard,
+            "labels": options.labels,
             "wrapped": "FLEET_LIFE_FD" in os.environ,
             "hostname": socket.gethostname(),
             "python": sys.executable,

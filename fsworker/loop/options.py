@@ -19,3 +19,11 @@ class Options:
     grace: float = 10.0
     slots: SlotTerms = field(default_factory=SlotTerms)
     job_slots: int = 0
+    labels: tuple[str, ...] = ()
+    cpus: int = 0
+    memory_mb: int = 0
+    """What the heartbeat says there is; 0: what is found."""
+    max_idle: float = 0.0
+    """Seconds without work after which the worker ends; 0: never."""
+    once: bool = False
+    """End after the first work that was finished."""

@@ -75,7 +75,8 @@ class LaunchMeta(_Record):
     """What the controller last asked for; `ctl/launch_meta.json`.
 
     Everything that a restart needs so that the new worker is like the old one. `launches` is the
-    number of the latest launch of each host. Times are in seconds.
+    number of the latest launch of each host. Times are in seconds. `may_attach` are names that may
+    join without a token; `attached`, those that did, is never written (`records.member`).
     """
 
     root: str
@@ -98,6 +99,8 @@ class LaunchMeta(_Record):
     ready_timeout: float = 60.0
     heartbeat_stale: float = 15.0
     launches: dict[str, int] = field(default_factory=dict)
+    may_attach: tuple[str, ...] = ()
+    attached: tuple[str, ...] = ()
     pass_env: tuple[str, ...] = ()
     """Names of variables that hosts get from whoever starts them; their values are not recorded."""
 

@@ -1,0 +1,153 @@
+"""The process that attaches: it knocks until it is let in or refused, and then is the wrapper."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+
+from fsworker.attach import entry, rootside
+from fsworker.attach.entry import Wish
+from fsworker.errors import (
+    Busy,
+    FleetError,
+    FormatError,
+    NotRunning,
+    Refused,
+    StorageError,
+    UsageError,
+)
+from fsworker.host.importable import why_not
+from fsworker.life import wrapper
+from fsworker.loop.leaving import FINISHED
+from fsworker.protocol import layout, membership
+from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.records.launch import LaunchRequest
+from fsworker.protocol.records.member import Member
+from fsworker.protocol.records.run import Manifest
+from fsworker.protocol.records.slots import SlotTerms
+
+log = logging.getLogger("fsworker.attach")
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+TOKEN_VARIABLE = "FLEET_WORKER_TOKEN"  # noqa: S105  # the name of a variable
+FINAL = (Refused, UsageError, FormatError, Busy)
+"""Errors that no waiting will mend."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to attach; times are in seconds."""
+
+    root: str
+    wish: Wish
+    python: str | None = None
+    slots: SlotTerms = field(default_factory=SlotTerms)
+    job_slots: int = 1
+    cpus: int = 0
+    memory_mb: int = 0
+    max_idle: float = 0.0
+    once: bool = False
+    log_level: str = "INFO"
+
+
+def attach(options: Options) -> int:
+    """Join, serve, leave; the exit code. FleetError for a refusal."""
+    os.environ.pop(TOKEN_VARIABLE, None)  # user code must not see it
+    store = Store(options.root)
+    member, manifest = _knock(store, options)
+    where = f"shard {member.shard}, launch {member.launch}"
+    say(f"attached to {manifest.run_id} as {member.host}: {where}")
+    signal.pthread_sigmask(signal.SIG_BLOCK, wrapper.SIGNALS)
+    reports: list[dict[str, object]] = []
+    try:
+        code = wrapper.live(_wrapper_options(options, member), reports.append, detached=False)
+    finally:
+        try:
+            rootside.vanish(store, member)
+        except OSError as error:
+            log.warning("the record of %s stays: %s", member.host, error)
+    if not reports or not reports[0].get("ok"):
+        failure = FleetError(str(reports[0].get("message")) if reports else "it did not start")
+        failure.exit_code = code or 1
+        raise failure
+    return 0 if code == FINISHED else code
+
+
+def _knock(store: Store, options: Options) -> tuple[Member, Manifest]:
+    """Join the run, however long that takes. Refused and its like are final."""
+    pause, said = FIRST_PAUSE, ""
+    while True:
+        try:
+            return _join(store, options)
+        except FINAL:
+            raise
+        except (OSError, NotRunning, StorageError) as error:
+            sentence = str(
+                storage_error(error, "use", options.root) if isinstance(error, OSError) else error
+            )
+        if sentence != said:
+            say(f"waiting: {sentence}")
+        said = sentence
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _join(store: Store, options: Options) -> tuple[Member, Manifest]:
+    wish = options.wish
+    seen = rootside.look(store, wish.name)
+    entry.check_name(wish, seen.meta)
+    token = None
+    if wish.token is not None:
+        now = store.server_time(layout.CTL)
+        token = entry.check_token(
+            wish, membership.read_token(store, entry.split(wish.token)[0]), now
+        )
+    _check_functions(seen.manifest, options)
+    rootside.check_silent(store, wish.name)
+    member = entry.join(wish, seen.manifest, seen.meta, seen.members, token, seen.last_launch)
+    rootside.appear(store, member)
+    return member, seen.manifest
+
+
+def _check_functions(manifest: Manifest, options: Options) -> None:
+    names = dict.fromkeys((manifest.reward_fn, *manifest.functions))
+    if not options.wish.parallel:
+        return  # it serves jobs alone
+    for name, why in why_not(names, python=options.python).items():
+        if why:
+            raise Refused(f"this machine cannot serve {name}: {why}")
+
+
+def _wrapper_options(options: Options, member: Member) -> wrapper.Options:
+    request = LaunchRequest(
+        options.root,
+        member.launch,
+        member.shard,
+        member.concurrency,
+        options.slots,
+        python=options.python,
+        log_level=options.log_level,
+        host=member.host,
+        job_slots=options.job_slots,
+    )
+    argv = request.worker_argv(sys.executable)
+    argv += [word for label in member.labels for word in ("--label", label)]
+    said = {"--max-idle": options.max_idle, "--cpus": options.cpus, "--ram-mb": options.memory_mb}
+    argv += [word for k, v in said.items() if v for word in (k, f"{v:g}")]
+    argv += ["--once"] if options.once else []
+    return wrapper.Options(
+        options.root,
+        member.host,
+        member.launch,
+        tuple(argv),
+        final=frozenset({FINISHED, *(error.exit_code for error in FINAL)}),
+    )
+
+
+def say(sentence: str) -> None:
+    """One line for whoever started this."""
+    print(f"fsworker: {sentence}", file=sys.stderr, flush=True)

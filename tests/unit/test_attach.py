@@ -1,0 +1,209 @@
+"""Who may join a run by itself: refusals as a table, shards, tokens, and when a worker leaves."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctl import roots
+from ctl.cli import main
+from fsworker.attach import entry, rootside
+from fsworker.attach.entry import Wish
+from fsworker.errors import Refused, UsageError
+from fsworker.loop.leaving import FINISHED, Leaving
+from fsworker.loop.options import Options
+from fsworker.protocol import layout, membership
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.layout import members as names
+from fsworker.protocol.records.member import JoinToken, Member, digest, new_token, with_members
+from fsworker.protocol.records.run import LaunchMeta, Manifest, WorkerSpec
+from tests.support.runs import beat, make_run
+
+pytestmark = pytest.mark.unit
+
+PUBLIC, SECRET = "0" * 12, "the secret"
+TOKEN = f"{PUBLIC}.{SECRET}"
+RECORD = JoinToken(PUBLIC, digest(SECRET), labels=("gpu",))
+MANIFEST = Manifest("r1", "m.f", 3, (WorkerSpec("n1", 0),))
+META = LaunchMeta("/r", "r1", MANIFEST.workers, 3, "m.f", may_attach=("guest",))
+
+
+@pytest.mark.parametrize(
+    ("wish", "record", "words"),
+    [
+        (Wish("stranger"), None, "may not attach to this run: give --token"),
+        (Wish("n1"), None, "the controller of this run starts"),
+        (Wish("N1", token=TOKEN), RECORD, "the controller of this run starts"),
+        (Wish("x", token="no dot"), RECORD, "not of the form ID.SECRET"),
+        (Wish("x", token=f"{PUBLIC}."), RECORD, "not of the form ID.SECRET"),
+        (Wish("x", token=TOKEN), None, "is not known here"),
+        (Wish("x", token=f"{PUBLIC}.guess"), RECORD, "is not known here"),
+        (Wish("x", token=TOKEN), JoinToken(PUBLIC, digest(SECRET), expires_at=99.0), "expired"),
+        (Wish("x", token=TOKEN), JoinToken(PUBLIC, digest(SECRET), ("y",)), "is not for 'x'"),
+    ],
+)
+def test_refusals(wish: Wish, record: JoinToken | None, words: str) -> None:
+    with pytest.raises(Refused) as caught:
+        entry.check_name(wish, META)
+        entry.check_token(wish, record, 99.0)
+    assert words in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wish", "record"),
+    [
+        (Wish("Guest"), None),
+        (Wish("x", token=f" {TOKEN}\n"), RECORD),
+        (Wish("x", token=TOKEN), JoinToken(PUBLIC, digest(SECRET), ("X",), expires_at=99.5)),
+    ],
+)
+def test_who_may_join(wish: Wish, record: JoinToken | None) -> None:
+    entry.check_name(wish, META)
+    if wish.token:
+        assert record and entry.check_token(wish, record, 99.0) is record
+
+
+def test_a_member_gets_the_emptiest_shard_a_new_launch_and_granted_labels() -> None:
+    others = (Member("a", 4, 1), Member("x", 7, 2))
+    wish = Wish("x", 2, ("cpu", "gpu"))
+    found = entry.join(wish, MANIFEST, META, others, RECORD, last_launch=9)
+    assert found == Member("x", 10, 2, 2, ("cpu", "gpu"), PUBLIC)
+    assert entry.join(Wish("x"), MANIFEST, META, others, None, 0).launch == 8
+    assert entry.join(Wish("y"), MANIFEST, META, (), None, 0).shard == 1
+    with pytest.raises(UsageError, match="--shard 3 does not exist"):
+        entry.join(Wish("x", shard=3), MANIFEST, META, (), None, 0)
+
+
+def test_a_secret_is_not_kept() -> None:
+    public, secret = new_token()
+    record = JoinToken(public, digest(secret))
+    assert secret.encode() not in record.to_json()
+    assert record.opens_with(secret) and not record.opens_with(secret + "x")
+    assert JoinToken.from_json(record.to_json(), "t") == record
+
+
+@pytest.mark.parametrize("host", ["n1", "watch", "x.wrap", "ü b", "a.member"])
+def test_names_of_members_are_found_again(host: str) -> None:
+    name = names.member_path(host).rpartition("/")[2]
+    assert names.parse_member_name(name) == host
+
+
+@pytest.mark.parametrize("name", ["n1.json", ".member.json", "n%1.member.json", "a b.member.json"])
+def test_what_is_no_members_record(name: str) -> None:
+    assert names.parse_member_name(name) is None
+    assert names.parse_token_name(name) is None
+
+
+def test_everybody_sees_members_and_the_controllers_word_is_left_alone() -> None:
+    seen = with_members(META, [Member("x", 3, 2, 5), Member("n1", 9, 1)])
+    assert [(w.host, w.shard, w.concurrency) for w in seen.workers][1:] == [("x", 2, 5)]
+    assert (seen.launches["x"], seen.attached) == (3, ("x",))
+    assert with_members(META, []) is META
+
+
+def test_a_run_with_a_member_in_status_and_stop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, "n1")
+    rootside.appear(run.store, Member("x", 2, 0, 1))
+    beat(tmp_path)
+    beat(tmp_path, name="x", launch=2)
+    run = roots.open_run(run.root)
+    assert run.hosts == ["n1", "x"] and run.meta and len(run.meta.workers) == 1
+    assert main(["status", "--root", run.root, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(h["host"], h["state"]) for h in told["hosts"]] == [("n1", "ready"), ("x", "ready")]
+    rootside.vanish(run.store, Member("x", 1, 0))
+    assert membership.read_members(run.store), "a later start's record stays"
+    rootside.vanish(run.store, Member("x", 2, 0))
+    assert not membership.read_members(run.store)
+    assert not (tmp_path / layout.status_path("x")).exists()
+
+
+def test_damaged_records_are_passed_over(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for name, data in (("a", b"{"), ("b", Member("c", 1, 0).to_json()), ("d", b"")):
+        (tmp_path / names.member_path(name)).write_bytes(data)
+    assert membership.read_members(run.store) == ()
+    assert membership.read_token(run.store, "../../manifest") is None
+
+
+def test_a_name_under_which_somebody_beats_is_taken(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    beat(tmp_path, name="x", seq=5)
+    over = threading.Event()
+
+    def live() -> None:
+        seq = 5
+        while not over.wait(0.05):
+            seq += 1
+            beat(tmp_path, name="x", seq=seq)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        with pytest.raises(Refused, match="'x' is in use: pid 4711"):
+            rootside.check_silent(run.store, "x", watch_for=30.0)
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_silence_and_a_goodbye_leave_a_name_free(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    rootside.check_silent(run.store, "x")
+    beat(tmp_path, name="x", seq=5)
+    rootside.check_silent(run.store, "x", watch_for=0.2)
+    beat(tmp_path, name="x", stopped=True)
+    begun = time.monotonic()
+    rootside.check_silent(run.store, "x", watch_for=60.0)
+    assert time.monotonic() - begun < 30
+
+
+def leaving(**options: Any) -> Leaving:
+    return Leaving(Options("/r", 0, "h", 1, **options))
+
+
+def test_a_worker_leaves_when_it_was_idle_for_long_enough_and_says_so_once() -> None:
+    one = leaving(max_idle=10.0)
+    steps = [(0, False, True), (5, True, True), (12, True, False), (13, True, True)]
+    assert not any(one.due(*step) for step in steps)
+    assert not one.due(22.9, True, True) and one.code == 0
+    assert one.due(23.1, True, True) and one.code == FINISHED
+    assert not one.due(99.0, True, True)
+
+
+def test_a_worker_that_runs_once_leaves_after_its_first_work() -> None:
+    one = leaving(once=True)
+    assert not any(one.due(t, True, True) for t in range(1000))
+    assert not one.due(1000.0, True, False)
+    assert one.due(1001.0, True, True) and one.code == FINISHED
+    assert not any(leaving().due(float(t), True, True) for t in range(0, 10**6, 10**5))
+
+
+def test_tokens_are_made_listed_and_revoked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    where = ["--root", run.root]
+    args = ["--name", "y[1-2]", "--labels", "gpu, big", "--expires", "1h"]
+    assert main(["token", "create", *args, *where]) == 0
+    token = capsys.readouterr().out.strip()
+    public, secret = entry.split(token)
+    record = membership.read_token(Store(run.root), public)
+    assert record and record.names == ("y1", "y2") and record.labels == ("gpu", "big")
+    assert entry.check_token(Wish("y2", token=token), record, time.time())
+    assert main(["token", "list", *where, "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["tokens"]
+    assert (told["id"], told["expired"], told["members"]) == (public, False, [])
+    assert secret not in json.dumps(told)
+    assert main(["token", "revoke", token, *where]) == 0
+    assert membership.read_token(Store(run.root), public) is None
+    assert main(["token", "revoke", public, *where]) == 3
+    assert main(["token", "create", "--name", "a[", *where]) == 2
