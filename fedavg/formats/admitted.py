@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedavg.formats.dtypes import ITEMSIZE, STORAGES
-from fedavg.formats.nodes import Call, Global, Storage, Table, Tensor
+from fedavg.formats.nodes import Call, Global, Storage, Table, Tensor, is_key
 
 UNTYPED = "torch.storage.UntypedStorage"
+DIFFERENTIABLE = ("float", "bfloat", "complex")
 NUMPY_DTYPE = "numpy.dtype"
+ORDERS = (("<",), (">",), ("|",), ("=",))
 NUMPY_CODES = {
     "f8": "d", "f4": "f", "f2": "e", "b1": "?",
     "i8": "q", "i4": "i", "i2": "h", "i1": "b", "u8": "Q", "u4": "I", "u2": "H", "u1": "B",
@@ -78,8 +80,8 @@ def build(instance: object, state: object) -> None:
     """Give an OrderedDict its attributes or a numpy dtype its byte order; nothing else a state."""
     if isinstance(instance, Table) and instance.kind == "OrderedDict" and isinstance(state, Table):
         instance.attributes = state
-    elif isinstance(instance, NumpyDtype) and type(state) is tuple and len(state) > 1:
-        instance.order = str(state[1])
+    elif isinstance(instance, NumpyDtype) and type(state) is tuple and state[1:2] in ORDERS:
+        instance.order = state[1]
     else:
         raise NotMerged(f"it sets the state of {name_of(instance)}")
 
@@ -118,6 +120,8 @@ def _with_gradient(
         raise NotMerged("it holds a tensor with hooks: save tensor.detach()")
     if metadata is not None and not (isinstance(metadata, Table) and not metadata.items):
         raise NotMerged("it holds a conjugate or negative view: save tensor.resolve_conj()")
+    if requires_grad and not tensor.dtype.startswith(DIFFERENTIABLE):
+        raise NotMerged(f"it holds a tensor of {tensor.dtype} with a gradient")
     return Tensor(
         tensor.storage, tensor.dtype, tensor.offset, tensor.shape, tensor.strides, requires_grad
     )
@@ -166,7 +170,9 @@ def _parameter(tensor: object, requires_grad: object, hooks: object) -> Tensor:
 
 
 def _numpy_dtype(code: object, *_: object) -> NumpyDtype:
-    return NumpyDtype(str(code))
+    if type(code) is not str:
+        raise ValueError("a numpy type has no name")
+    return NumpyDtype(code)
 
 
 def _numpy_scalar(dtype: object, data: object) -> object:
@@ -192,9 +198,10 @@ def _encode(text: object, encoding: object) -> bytes:
 
 def _empty_or_pairs(kind: str) -> Callable[..., Table]:
     def make(pairs: Any = ()) -> Table:
-        if isinstance(pairs, Table):
-            return Table(kind, dict(pairs.items))
-        return Table(kind, dict(pairs))
+        known = list(pairs.items.items() if isinstance(pairs, Table) else pairs)
+        if not all(len(pair) == 2 and is_key(pair[0]) for pair in known):
+            raise ValueError("a dict is made of no pairs")  # before anything is hashed
+        return Table(kind, dict(known))
 
     return make
 

@@ -20,7 +20,7 @@ MAX_DEPTH = 64
 MAX_LEAVES = 250_000
 MAX_KEY = 1_000
 """Characters of a key. Limits against a few bytes of pickle that unfold to gigabytes."""
-MAX_KEYS_TOTAL = 1 << 24
+MAX_KEYS_TOTAL = 1 << 26
 
 Path = tuple[object, ...]
 
@@ -71,7 +71,6 @@ def leaves(
     leaves of one key.
     """
     seen: dict[str, Path] = {}
-    total = 0
     for key, path, leaf in _walk(tree, children, where, top):
         if key in seen:
             raise UnsupportedCheckpoint(
@@ -79,8 +78,7 @@ def leaves(
                 f"{spelling(seen[key])} and {spelling(path)} are both {key!r} once the prefixes "
                 "of wrappers are dropped; save one of them",
             )
-        total += len(key)
-        if len(seen) >= MAX_LEAVES or total > MAX_KEYS_TOTAL:
+        if len(seen) >= MAX_LEAVES:
             raise UnsupportedCheckpoint(where, f"it holds more than {len(seen)} values")
         seen[key] = path
         yield key, path, leaf
@@ -90,7 +88,7 @@ def _walk(
     tree: object, children: Tree, where: str, top: str | None
 ) -> Iterator[tuple[str, Path, object]]:
     """Depth first with a stack of our own; empty containers have no leaf but cost a step each."""
-    steps = 0
+    steps = total = 0
     stack: list[tuple[str | None, Path, object]] = [(top, (), tree)]
     while stack:
         key, path, node = stack.pop()
@@ -105,8 +103,9 @@ def _walk(
                 where, f"it is nested too deep or too large at {key or ''!r:.80}"
             )
         below = [(join(key, part), (*path, part), child) for part, child in parts]
-        if any(len(k) > MAX_KEY for k, _, _ in below):
-            raise UnsupportedCheckpoint(where, f"a key in it is longer than {MAX_KEY} characters")
+        total += sum(len(k) for k, _, _ in below)
+        if total > MAX_KEYS_TOTAL or any(len(k) > MAX_KEY for k, _, _ in below):
+            raise UnsupportedCheckpoint(where, "its keys are too long")
         stack.extend(reversed(below))
 
 

@@ -6,11 +6,11 @@ for bytes. Files in torch's form from before version 1.6, which is no zip, are r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from fedavg.formats import admitted, keys, nodes, torchwrite, unpickle
+from fedavg.formats import keys, nodes, torchwrite, unpickle, values
 from fedavg.formats.base import Checkpoint, Entry, Plan
 from fedavg.formats.contents import Region
 from fedavg.formats.dtypes import ITEMSIZE
@@ -85,14 +85,11 @@ def read_archive(extent: Extent, members: dict[str, Member], top: str | None = N
     tensors: dict[str, nodes.Tensor] = {}
     names: dict[str, str] = {}
     rest: dict[str, object] = {}
-    for key, path, leaf in keys.leaves(tree, nodes.children, extent.name, top):
-        if nodes.ATTRIBUTES in path:
-            if not isinstance(leaf, nodes.PLAIN):
-                raise UnsupportedCheckpoint(extent.name, f"{key!r:.200} is no plain value")
-        elif isinstance(leaf, nodes.Tensor):
-            tensors[key], names[key] = leaf, keys.spelling(path)
+    for key, name, leaf in _leaves(tree, extent, top):
+        if isinstance(leaf, nodes.Tensor):
+            tensors[key], names[key] = leaf, name
         else:
-            rest[key] = _checked(leaf, key, extent)
+            rest[key] = leaf
     owned = owners(tensors)
     entries = {
         key: _entry(key, names[key], owned[key], tensor, extent, members, root)
@@ -117,20 +114,27 @@ def _root(extent: Extent, members: dict[str, Member]) -> str:
     return roots[0]
 
 
-def _checked(leaf: object, key: str, extent: Extent) -> object:
-    """A leaf that is no tensor, if it can be kept and compared."""
-    if isinstance(leaf, nodes.Global) and leaf.name.removeprefix("torch.") not in ITEMSIZE:
-        raise UnsupportedCheckpoint(extent.name, f"{key!r:.200} is {leaf.name} itself")
-    if isinstance(leaf, nodes.Storage):
-        raise UnsupportedCheckpoint(extent.name, f"{key!r:.200} is a storage: save the tensor")
-    if isinstance(leaf, nodes.Call):
-        flat = [v for arg in leaf.args for v in (arg if isinstance(arg, (list, tuple)) else [arg])]
-    else:
-        flat = [] if isinstance(leaf, nodes.Global) else [leaf]
-    odd = next((v for v in flat if not isinstance(v, nodes.PLAIN)), None)
-    if odd is not None:
-        raise UnsupportedCheckpoint(extent.name, f"{key!r:.200} holds a {admitted.name_of(odd)}")
-    return leaf
+def _leaves(tree: object, extent: Extent, top: str | None) -> Iterator[tuple[str, str, object]]:
+    """(key, name, leaf) of what a merge may see: tensors, and values that can be kept."""
+    total = 0
+
+    def children(node: object) -> Iterator[tuple[object, object]] | None:
+        fault = values.metadata_fault(node) if isinstance(node, nodes.Table) else None
+        if fault:
+            raise UnsupportedCheckpoint(extent.name, f"a dict in it {fault}")
+        return nodes.children(node)
+
+    for key, path, leaf in keys.leaves(tree, children, extent.name, top):
+        fault = None if isinstance(leaf, nodes.Tensor) else values.fault(leaf)
+        if fault:
+            raise UnsupportedCheckpoint(extent.name, f"{key!r:.200} {fault}")
+        total += values.size(leaf)
+        if total > 2 * unpickle.MAX_PICKLE:
+            raise UnsupportedCheckpoint(
+                extent.name, f"its values unfold to more than {total} bytes"
+            )
+        if nodes.ATTRIBUTES not in path:
+            yield key, keys.spelling(path), leaf
 
 
 def _entry(

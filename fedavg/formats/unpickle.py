@@ -28,7 +28,15 @@ MAX_INT = 255
 
 _MARK = object()
 _MAKERS = {"EMPTY_DICT", "EMPTY_LIST", "EMPTY_SET", "REDUCE", "LIST", "DICT"}
-_GARBLED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error)
+_GARBLED = (
+    RecursionError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
 """What operations on the wrong values raise."""
 
 
@@ -196,7 +204,9 @@ class _Machine:
 
     def stack_name(self, _: None) -> None:
         name, module = self.pop(), self.pop()
-        self.stack.append(admitted.find(str(module), str(name)))
+        if type(module) is not str or type(name) is not str:
+            raise ValueError("a name is no text")
+        self.stack.append(admitted.find(module, name))
 
     def instance(self, argument: str) -> None:
         self.name(argument)
