@@ -99,6 +99,8 @@ def _run(args: list[str], session: Session) -> int:
     with cli.make_context("ctl", args, obj=session) as ctx:
         result = cli.invoke(ctx)
     sys.stdout.flush()
+    if session.unsaid is not None:
+        raise session.unsaid
     return result if isinstance(result, int) else 0
 
 

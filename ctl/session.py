@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ctl import stdio
+
 if TYPE_CHECKING:
     from ctl.config import Config
     from ctl.hosts import Allowed
@@ -23,6 +25,8 @@ class Session:
     debug: bool = False
     config_path: str | None = None
     quiet: bool = False
+    unsaid: OSError | None = None
+    """Why a line could not be written, if one could not; the command does its work all the same."""
 
     @cached_property
     def config(self) -> Config:
@@ -50,8 +54,17 @@ class Session:
     def note(self, sentence: str) -> None:
         """Tell the user something that is not an error; never on stdout, which scripts read."""
         if not self.quiet:
-            print(f"note: {sentence}", file=sys.stderr, flush=True)
+            stdio.complain(f"note: {sentence}")
 
     def say(self, sentence: str) -> None:
-        """One line of output for people and scripts; on stderr when stdout carries `--json`."""
-        print(sentence, file=sys.stderr if self.json else sys.stdout, flush=True)
+        """One line of output for people and scripts; on stderr when stdout carries `--json`.
+
+        Nobody to hear it, or a full disk under it, is no reason to leave workers half stopped: it
+        is noted in `unsaid`, and the command ends with that once all else is done.
+        """
+        stream = sys.stderr if self.json else sys.stdout
+        try:
+            print(sentence, file=stream, flush=True)
+        except OSError as error:
+            self.unsaid = self.unsaid or error
+            stdio.abandon(stream)

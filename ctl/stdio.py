@@ -36,15 +36,16 @@ def complain(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
-        _to_nowhere(sys.stderr)
+        abandon(sys.stderr)
 
 
 def abandon_stdout() -> None:
-    """Drop what stdout could not take: Python tries again at its end, and complains there."""
-    _to_nowhere(sys.stdout)
+    """Drop what stdout could not take."""
+    abandon(sys.stdout)
 
 
-def _to_nowhere(stream: TextIO) -> None:
+def abandon(stream: TextIO) -> None:
+    """Drop what a stream could not take: Python tries again at its end, and complains there."""
     try:
         number = stream.fileno()
     except (OSError, ValueError):

@@ -115,6 +115,11 @@ STARTS: dict[str, tuple[int, str, tuple[str, ...], dict[str, str]]] = {
     "allowed hosts that are none": (2, "FLEET_HOSTS", (), {"FLEET_HOSTS": "n[1-"}),
     "a host file that is not there": (2, "no-file", (), {"FLEET_HOSTS_FILE": "/no-file"}),
     "no such launcher": (2, "ssh.*local|local.*ssh", ("--launcher", "pigeon"), {}),
+    "no such python": (2, "interpreter /no-python is not there", ("--python", "/no-python"), {}),
+    "no program": (2, "/etc/passwd is no program", ("--python", "/etc/passwd"), {}),
+    "no such name": (2, "interpreter no-python is not", ("--python", "no-python"), {}),
+    "no such venv": (2, "/no-venv/bin/python is not there", ("--venv", "/no-venv"), {}),
+    "no such repo": (2, "no folder /no-repo", ("--repo", "/no-repo"), {}),
     "no slots": (2, "--concurrency", ("--concurrency", "0"), {}),
     "a workspace below a file": (
         7, "workspace .*/dev/null/x .*/dev/null is no folder.*--ws", ("--ws", "/dev/null/x"), {}

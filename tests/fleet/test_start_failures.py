@@ -50,7 +50,7 @@ def test_workers_that_are_not_ready_in_time_are_stopped(ctl: Ctl) -> None:
 
 def test_a_host_that_cannot_start_is_named_with_its_code(ctl: Ctl) -> None:
     root = ctl.runs / "run"
-    failed = ctl("start", "--root", str(root), "--fn", ECHO, "--python", "/no/such/python")
+    failed = ctl("start", "--root", str(root), "--fn", ECHO, "--python", "/bin/false")
     assert failed.returncode == 1
     assert "FAIL start localhost rc=1" in failed.stderr
     assert with_environ(ctl.entry) == []
