@@ -8,6 +8,7 @@ not published is found again under a hidden name, and removed.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -105,9 +106,11 @@ def merge_into(
 
 
 def output_name(store: Store, plan: Plan) -> str:
-    """What the model of a round is called: like the uploads, which give its format."""
-    first = upload_path(store, plan.group, plan.contributors[0])
-    return groups.WEIGHTS_STEM + first.rpartition("/")[2].removeprefix("checkpoint")
+    """What the model of a round is called: its format, and so its ending, is the uploads'."""
+    first = plan.contributors[0]
+    name = upload_path(store, plan.group, first).rpartition("/")[2]
+    is_file = any(file.name == name for file in first.files)
+    return groups.WEIGHTS_STEM + (os.path.splitext(name)[1] if is_file else "")
 
 
 def compute(

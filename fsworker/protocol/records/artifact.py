@@ -53,12 +53,15 @@ def check_files(files: tuple[FileDigest, ...], path: str) -> None:
 
 
 def checkpoint_name(files: Iterable[FileDigest], stem: str = "checkpoint") -> str:
-    """What to open of a folder's files: the file `<stem>.*`, or the folder `<stem>` of shards.
+    """What to open of a folder's files: the one that there is, a file or a folder of shards.
 
-    ValueError when there is none, or more than one.
+    Of several, the one that is called `<stem>` or `<stem>.*`. ValueError when none is meant, or
+    more than one.
     """
     tops = {file.name.partition("/")[0] for file in files}
     found = sorted(top for top in tops if top == stem or top.startswith(stem + "."))
+    if len(tops) == 1:
+        return tops.pop()
     if len(found) != 1:
         there = ", ".join(found) or "nothing of that name"
         raise ValueError(f"it must hold one {stem}.* (a file, or a folder of shards), not {there}")
