@@ -86,6 +86,11 @@ class Line:
         if threading.current_thread() is not self._thread:
             self._thread.join(wait + 5.0)
 
+    def tidy(self) -> None:
+        """After the end, and that of the other side: leave nothing."""
+        if not self._thread.is_alive():
+            self._clear()
+
     # -- the thread
 
     def _run(self) -> None:
@@ -183,12 +188,15 @@ class Line:
             return True
         there = sight.other is not None and not self._link.gone
         if self._alone or not there:
-            self._mailbox.clear(self._link.beat.life if self._link.beat else None)
+            self._clear()
             return True
         if self._said_mood != agents.BYE:
             self._mailbox.beat(sight, agents.BYE)
             self._said_mood = agents.BYE
         return time.monotonic() >= self._end_at
+
+    def _clear(self) -> None:
+        self._mailbox.clear(self._link.beat.life if self._link.beat else None)
 
     # -- messages
 

@@ -123,9 +123,12 @@ class Peer(Side):
 
         Waits up to `wait` seconds for an agent that is alive to notice; one that is frozen finds
         the goodbye when it goes on. `agent_ended`: its process is known to be no more, so that
-        nothing has to be left for it.
+        nothing has to be left for it; this may be said after a goodbye, too.
         """
-        self._end(wait, alone=agent_ended)
+        if agent_ended and self._stopped:
+            self._line.tidy()
+        else:
+            self._end(wait, alone=agent_ended)
 
     def stop(self) -> None:
         """End without a goodbye: a later Peer of the same agent goes on."""

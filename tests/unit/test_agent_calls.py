@@ -26,6 +26,7 @@ from fsworker.agent import (
 from fsworker.agent.mail import Mailbox
 from fsworker.agent.messages import Verdict
 from fsworker.errors import NotRunning, UsageError
+from fsworker.protocol import segment
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import agents
 from fsworker.protocol.layout.agents import Letter
@@ -35,6 +36,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.unit
 
 T = TypeVar("T")
+NEWER = bytes([segment.MAJOR + 1])
 GOOD: tuple[dict[str, Any], dict[str, Any]] = ({"m": 1}, {"d": 1})
 
 
@@ -411,6 +413,20 @@ def test_nothing_is_left_for_an_agent_that_is_known_to_have_ended(root: Path) ->
     assert os.listdir(root / agents.AGENTS) == []
 
 
+def test_that_it_has_ended_may_be_said_after_the_goodbye(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    box = Mailbox(Store(root), "a", agents.AGENT)
+    box.enter()
+    peer = Peer("a", root=root)
+    peer.start()
+    wait_until(lambda: peer.connected, what="connected")
+    peer.bye(0.1)
+    assert len(os.listdir(root / box.folder)) == 2
+    peer.bye(agent_ended=True)
+    assert os.listdir(root / agents.AGENTS) == [] and "nothing to stop" not in caplog.text
+
+
 def test_stopping_ends_who_waits(root: Path) -> None:
     agent = Agent("a", root=root)
     agent.start()
@@ -539,9 +555,9 @@ def test_a_damaged_message_is_set_aside_and_the_task_comes_again(
 def test_a_message_of_a_newer_version_is_refused(root: Path, agent: Agent) -> None:
     hand = ByHand(root)
     good = messages.task_bytes("train", "t1", *GOOD)
-    hand.box.write(agents.TASK, good[:4] + b"\x02" + good[5:])
+    hand.box.write(agents.TASK, good[:4] + NEWER + good[5:])
     verdict = hand.verdict()
-    assert not verdict.taken and "version 2" in verdict.why
+    assert not verdict.taken and f"version {NEWER[0]}" in verdict.why
 
 
 def test_a_full_disk_is_told_once_and_waited_out(
