@@ -29,6 +29,9 @@ POLL = 1.0
 LONGEST_PAUSE = 60.0
 """Seconds after which a group that failed is tried again, at the latest."""
 BEAT = 2.0
+QUIET, QUIET_AFTER, RARELY = ("idle", "finished"), 60.0, 2.0
+"""States of groups in which a look costs nearly nothing, the seconds after which it is taken more
+rarely, and by what factor."""
 
 
 @dataclass
@@ -60,6 +63,7 @@ class Aggregator:
         self._incarnation = layout.new_incarnation()
         self._seq = 0
         self._beaten = -BEAT
+        self._busy = time.monotonic()
 
     def groups(self) -> list[str]:
         """The groups that are looked after, by name."""
@@ -100,7 +104,7 @@ class Aggregator:
             if until_finished and self.finished:
                 break
             if not merged:
-                stop.wait(poll)
+                stop.wait(poll * (RARELY if self._is_quiet() else 1))
         self.beat(stopped=True)
 
     def beat(self, *, stopped: bool = False) -> None:
@@ -119,6 +123,13 @@ class Aggregator:
             log.warning(
                 "%s", storage_error(error, "write", self.store.path(groups.AGGREGATOR_BEAT))
             )
+
+    def _is_quiet(self) -> bool:
+        """Whether nothing was uploaded anywhere for a minute, so that looking may cost less."""
+        now = time.monotonic()
+        if any(report.state not in QUIET for report in self.reports.values()):
+            self._busy = now
+        return now - self._busy > QUIET_AFTER
 
     def _step(self, group: str) -> Step | None:
         keeper = self._keepers.get(group)

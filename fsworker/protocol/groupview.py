@@ -18,6 +18,9 @@ from fsworker.protocol.layout import groups, jobs
 from fsworker.protocol.records.round import Final, Group, Plan, Refusal, Times, Waiting
 from fsworker.protocol.rounds import Problem, Upload
 
+LATE_EVERY, MEMBERS_EVERY = 5, 30
+"""Of how many looks one is for late uploads, and for a place that another job took meanwhile."""
+
 
 @dataclass(frozen=True)
 class View:
@@ -26,9 +29,9 @@ class View:
     `round` is the open one, or the one that is closed and not merged: then `plan` is its plan.
     `base` is the model that it starts from (None: none was published). `uploads` are those of the
     open round, each with its problem if it has a refusal or a record that tells one; `late` are
-    those of closed rounds that no plan has and nobody refused. `first` is when the first upload of
-    the open round was written, `since` since when the round waits, as far as that is written down;
-    both epoch seconds by the file server's clock.
+    those of closed rounds that no plan has and nobody refused, looked for now and then. `first` is
+    when the first upload of the open round was written, `since` since when the round waits, as far
+    as that is written down; both epoch seconds by the file server's clock.
     """
 
     group: Group
@@ -59,13 +62,15 @@ class GroupEye:
         self._plans: dict[int, Plan] = {}
         self._globals: dict[int, Global] = {}
         self._refusals: dict[tuple[int, str], Refusal] = {}
+        self._members: tuple[list[str], tuple[str, ...]] = ([], ())
+        self._looks = 0
 
     def look(self) -> View:
         """The group now. NotRunning when it is gone; FormatError for a damaged record of ours."""
         group = federation.read_group(self.store, self.group)
         base = self.newest()
         number = base.episode if base is not None else 1
-        members = tuple(sorted(set(federation.members(self.store, self.group).values())))
+        members = self._known_members()
         finished = group.episodes is not None and number > group.episodes
         plan = None if finished else self.plan(number)
         uploads: tuple[Upload, ...] = ()
@@ -74,10 +79,10 @@ class GroupEye:
             uploads, first = self._open_round(group, number, base, members)
         if base is not None and first is not None:
             first = max(first, self._published(base))
-        return View(
-            group, number, base, plan, members, uploads, tuple(self._late(number)), first,
-            self._since(number), finished,
-        )  # fmt: skip
+        late = tuple(self._late(number)) if self._looks % LATE_EVERY == 0 else ()
+        since = self._since(number) if uploads or late else None
+        self._looks += 1
+        return View(group, number, base, plan, members, uploads, late, first, since, finished)
 
     def newest(self) -> Global | None:
         """The newest global model."""
@@ -142,13 +147,22 @@ class GroupEye:
             for key in [k for k in pairs if k[0] < before]:
                 del pairs[key]
 
+    def _known_members(self) -> tuple[str, ...]:
+        """The jobs of the group; read again when places come or go, and now and then."""
+        places = sorted(self._names(groups.members_dir(self.group)))
+        if places != self._members[0] or self._looks % MEMBERS_EVERY == 0:
+            jobs_ = federation.members(self.store, self.group).values()
+            self._members = places, tuple(sorted(set(jobs_)))
+        return self._members[1]
+
     def _open_round(
         self, group: Group, number: int, base: Global | None, members: tuple[str, ...]
     ) -> tuple[tuple[Upload, ...], float | None]:
-        refused = self.refusals(number)
+        uploaded = self.uploaded(number)
+        refused = self.refusals(number) if uploaded else {}
         digest = base.merge.digest if base is not None else None
         found, times = [], []
-        for job in self.uploaded(number):
+        for job in uploaded:
             upload, when = self._read(number, job)
             times.append(when)
             if job in refused:
