@@ -65,7 +65,14 @@ def cli() -> None:
 @click.option("--cpus", type=click.IntRange(0), default=0, help="What to say of cpus [detect].")
 @click.option("--ram-mb", type=click.IntRange(0), default=0, help="Likewise of memory [detect].")
 @click.option("--max-idle", type=click.FloatRange(0), default=0.0, help="Seconds; 0: never ends.")
-@click.option("--once", is_flag=True, help="End after the first work.")
+@click.option("--once", "--run-once", is_flag=True, help="End after the first work.")
+@click.option(
+    "--poll-interval",
+    type=click.FloatRange(0, min_open=True),
+    default=0.5,
+    show_default=True,
+    help="Seconds between two looks for a job.",
+)
 @click.option("--launch", type=click.IntRange(0), default=None, help="Number of this launch.")
 @click.option(
     "--grace",
@@ -95,6 +102,7 @@ def run(
     ram_mb: int,
     max_idle: float,
     once: bool,
+    poll_interval: float,
     launch: int | None,
     grace: float,
     log_level: str,
@@ -133,6 +141,7 @@ def run(
         memory_mb=ram_mb,
         max_idle=max_idle,
         once=once,
+        poll_interval=poll_interval,
     )
     code = Worker(options).run()
     if code:

@@ -104,8 +104,8 @@ class Worker:
             raise storage_error(error, "write to", self._store.root) from error
         self._executor = Crew(setting, self._selector)
         self._intake = Intake(self._store, manifest, options.host, options.shard)
-        room = self._executor.job_room
-        jobs = JobIntake(self._store, options.shard, manifest.shard_count, room)
+        room, pause = self._executor.job_room, options.poll_interval
+        jobs = JobIntake(self._store, options.shard, manifest.shard_count, room, pause)
         self._intake.saw_jobs = jobs.saw
         self._custody = Custody(
             self._store,

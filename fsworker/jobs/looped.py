@@ -1,8 +1,8 @@
 """A training process that stays alive over all episodes of an attempt: its agent's peer is here.
 
 Each episode is a task with the weights that it starts from, and its result says where the
-checkpoint is. To the rest of the runner an episode looks like a process that ended, so that everything else
-(what counts, what is published, what happens when it is killed) is the same.
+checkpoint is. To the rest of the runner an episode looks like a process that ended, so everything
+else (what counts, what is published, what happens when it is killed) is the same.
 """
 
 from __future__ import annotations

@@ -32,8 +32,16 @@ _FORGET = 1000
 class JobIntake:
     """Candidates for the job slots of one worker; `room` tells how many are free."""
 
-    def __init__(self, store: Store, home: int, shard_count: int, room: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        home: int,
+        shard_count: int,
+        room: Callable[[], int],
+        look_every: float = LOOK_EVERY,
+    ) -> None:
         self._store, self._home, self.room = store, home, room
+        self._look_every = look_every
         self._foreign = [s % shard_count for s in range(home + 1, home + shard_count)]
         self._found: dict[int, list[Token]] = {}
         self._after: dict[str, str | None] = {}
@@ -51,15 +59,15 @@ class JobIntake:
         """A listing of a shard was made: these are the jobs in it."""
         self._found[shard] = arrange(tokens)
         if shard == self._home:
-            self._home_due = now + LOOK_EVERY
+            self._home_due = now + self._look_every
 
     def next(self, now: float) -> Token | None:
         """The next job to try."""
         if now >= self._home_due:
             self._look(self._home, now)
-            self._home_due = now + LOOK_EVERY
+            self._home_due = now + self._look_every
         if now >= self._foreign_due:
-            self._foreign_due = now + FOREIGN_EVERY
+            self._foreign_due = now + max(FOREIGN_EVERY, self._look_every)
             if self._foreign:
                 self._foreign.append(self._foreign.pop(0))
                 self._look(self._foreign[-1], now)

@@ -27,3 +27,5 @@ class Options:
     """Seconds without work after which the worker ends; 0: never."""
     once: bool = False
     """End after the first work that was finished."""
+    poll_interval: float = 0.5
+    """Seconds between two looks for a job."""
