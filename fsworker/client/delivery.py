@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from fsworker import outcomes
 from fsworker.errors import FormatError
-from fsworker.protocol import layout, segment, stream
+from fsworker.protocol import layout, segment, stream, sweeping
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Outcome
 from fsworker.protocol.segment import Segment
@@ -146,6 +146,14 @@ class Delivery:
         except OSError as error:
             log.info("cannot clear stream %s: %s", self._name, error)
             self._doubt()
+
+    def sweep(self) -> None:
+        """Remove results that can never count: of somebody who died while he forgot them."""
+        try:
+            for path in self._store.run(sweeping.sweep(self._name)):
+                log.info("%s was left behind, and is removed", path)
+        except OSError as error:
+            log.info("cannot look for what was left behind in stream %s: %s", self._name, error)
 
     def _tell(self, forgotten: Iterable[Outcome]) -> None:
         if self._account is not None:

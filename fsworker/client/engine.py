@@ -194,6 +194,7 @@ class Engine:
             self._books.withdraw()
             self._remove_stream()
         else:
+            self._delivery.sweep()
             self._books.close(settled=self._broken is None)
 
     def _await_pending(self) -> bool:

@@ -58,6 +58,7 @@ def recover(
             ):
                 taken(delivered.batch)
             delivery.forget(delivered)
+        delivery.sweep()
     except OSError as error:
         path = layout.outbox_dir(layout.encode(stream))
         raise storage_error(error, "read", store.path(path)) from None

@@ -1,7 +1,8 @@
 """Reading a stream: committed results, each verified, each delivered once, then forgotten.
 
 Only a `.done` says which `.result` counts. The reader keeps what it read before it forgets it:
-`.done` goes first, since from then on the rest is garbage that nobody looks at, whatever happens.
+`.done` goes before the result, since from then on that is garbage that nobody looks at, whatever
+happens; what never counted goes before both, so that nothing of it is left without a `.done`.
 """
 
 from __future__ import annotations
@@ -77,10 +78,10 @@ def forget(outcome: Outcome, leftovers: Iterable[str] = ()) -> Verb[None]:
     Nothing of a batch that is committed can count any more but its own `.done`, so its reader may
     remove the results and parts of its other attempts; nobody else may.
     """
-    yield Remove(outcome.done)
-    yield Remove(outcome.result)
     for path in leftovers:
         yield Remove(path)
+    yield Remove(outcome.done)
+    yield Remove(outcome.result)
 
 
 def leftovers(listing: Listing, outcome: Outcome) -> list[str]:
