@@ -15,7 +15,7 @@ from typing import Any
 
 from fedavg.formats import admitted
 from fedavg.formats.errors import DamagedCheckpoint, UnsafeCheckpoint, UnsupportedCheckpoint
-from fedavg.formats.nodes import Call, Table, is_key
+from fedavg.formats.nodes import Call, Storage, Table, is_key
 
 MAX_PICKLE = 32 << 20
 """Bytes. Tensors take about 200 each in a pickle, so this is some 150,000 of them."""
@@ -106,6 +106,7 @@ class _Machine:
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.storages: dict[str, Storage] = {}
 
     def pop(self) -> Any:
         value = self.stack.pop()
@@ -221,7 +222,10 @@ class _Machine:
         admitted.build(self.top(), state)
 
     def persistent(self, _: None) -> None:
-        self.stack.append(admitted.storage(self.pop()))
+        found = admitted.storage(self.pop())
+        if self.storages.setdefault(found.key, found) != found:  # torch would take the first
+            raise ValueError(f"its storage {found.key!r:.40} has two types or sizes")
+        self.stack.append(self.storages[found.key])
 
 
 _STEPS: dict[str, Callable[[_Machine, Any], None]] = {

@@ -66,10 +66,11 @@ def _is_whole(call: Call) -> bool:
         return named and len(args) in (1, 2) and type(index) is int and 0 <= index < 100
     if call.name == "torch.serialization._get_layout":
         return len(args) == 1 and isinstance(first, str) and first.removeprefix("torch.") in LAYOUTS
-    if call.name == "torch.Size":
-        sizes = first if isinstance(first, (list, tuple)) else ()
-        return len(args) == 1 and all(type(n) is int and 0 <= n < 1 << 63 for n in sizes)
-    if call.name == "builtins.bytearray":
+    if len(args) > 1 or call.name == "builtins.bytearray":
         return len(args) < 2 and all(isinstance(a, bytes) for a in args)
-    values = first if isinstance(first, (list, tuple)) else ()
-    return len(args) < 2 and all(isinstance(v, PLAIN) for v in values)
+    values = first if args else []
+    if not isinstance(values, (list, tuple)):
+        return False
+    if call.name == "torch.Size":
+        return all(type(n) is int and 0 <= n < 1 << 63 for n in values)
+    return all(isinstance(v, PLAIN) for v in values)

@@ -175,6 +175,7 @@ ODD = {
     "a device too far": (
         b"\x80\x02}" + text("d") + DEVICE + text("cuda") + b"M\x00\x01\x86Rs.", "torch.device"),
     "a size of two": (b"\x80\x02}" + text("d") + b"ctorch\nSize\nK\x01K\x02\x86Rs.", "torch.Size"),
+    "a size of a number": (b"\x80\x02}" + text("d") + b"ctorch\nSize\nK\x01\x85Rs.", "torch.Size"),
     "a layout that is none": (
         b"\x80\x02}" + text("d") + b"ctorch.serialization\n_get_layout\n" + text("x") + b"\x85Rs.",
         "_get_layout"),
@@ -279,6 +280,15 @@ def test_tensors_cannot_reach_beyond_their_bytes(tmp_path: Path, case: str) -> N
         assert list(good.entries) == ["w"]
     path = archive(tmp_path / "upload.pt", data, **{"0": bytes(8)})
     with pytest.raises(DamagedCheckpoint, match=word):
+        open_checkpoint(path)
+
+
+def test_a_storage_has_one_type(tmp_path: Path) -> None:
+    """torch would read both tensors with the type that comes first."""
+    one = tensor()[3:-2].replace(b"FloatStorage", b"IntStorage").replace(text("w"), text("v"))
+    data = tensor()[:-1] + one + b"s."
+    path = archive(tmp_path / "upload.pt", data, **{"0": bytes(8)})
+    with pytest.raises(DamagedCheckpoint, match="storage '0' has two types"):
         open_checkpoint(path)
 
 
