@@ -41,16 +41,16 @@ def walk(store: Store, group: str, *, recompute: bool = False, threads: int = 2)
     episodes = sorted(n for n in numbers if n is not None)
     newest, previous = max(episodes, default=0), None
     for episode in range(min(episodes, default=1), newest + 1):
-        number = episode - 1
+        number, model = episode - 1, None
         try:
             model = eye.model(episode)
             if model is None:
                 yield Link(number, "broken", f"{groups.global_dir(group, episode)} has no record")
-                continue
-            yield _link(store, eye, model, previous, newest, recompute, threads)
-            previous = model
+            else:
+                yield _link(store, eye, model, previous, newest, recompute, threads)
         except FleetError as error:
             yield Link(number, "broken", str(error))
+        previous = model
 
 
 def _link(

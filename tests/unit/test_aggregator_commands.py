@@ -1,0 +1,239 @@
+"""`fedavg once`, `verify`, `replay` and `ctl rounds` on groups of every state."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ctl.cli
+import fedavg.cli
+from fedavg.keeper import GroupKeeper
+from fsworker.protocol import federation
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.layout import groups
+from tests.support.roots import make_root
+from tests.support.rounds import make_group, upload
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    root = make_root(tmp_path / "root")
+    monkeypatch.setenv("FLEET_ROOT", str(root))
+    monkeypatch.setenv("FLEET_WORKSPACE", str(tmp_path / "ws"))
+    return Store(root)
+
+
+@pytest.fixture
+def three(store: Store) -> Store:
+    """A group of two after three rounds, with what each participant gave: its round's number."""
+    make_group(store, "ab", rule="fedavgm", options={"beta": 0.5}, keep_rounds=2)
+    keeper = GroupKeeper(store, "g")
+    for episode in (1, 2, 3):
+        for job, value in (("a", 0.0), ("b", 2.0 * episode)):
+            upload(store, "g", job, episode, value)
+        assert keeper.step().merged
+    keeper.step()
+    return store
+
+
+def json_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return value
+
+
+def states(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [link["found"] for link in json_of(capsys)["rounds"]]
+
+
+# -- once
+
+
+def test_once_merges_what_is_ready(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedavg.cli.main(["once"]) == 0
+    assert capsys.readouterr().out == "there are no groups\n"
+    make_group(store, "ab")
+    for job in "ab":
+        upload(store, "g", job, 1, 1.0)
+    assert fedavg.cli.main(["once", "--json"]) == 0
+    assert json_of(capsys)["groups"]["g"]["round"] == 2
+    assert federation.read_global(store, "g", 2) is not None
+
+
+def test_once_says_by_its_exit_code_that_a_group_is_stuck(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_group(store, "ab")
+    upload(store, "g", "a", 1, float("nan"))
+    upload(store, "g", "b", 1, 1.0)
+    assert fedavg.cli.main(["once"]) == 1
+    assert "g: round 1: stuck: 1 of the 2 that are needed count" in capsys.readouterr().out
+
+
+def test_a_root_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedavg.cli.main(["once", "--root", str(tmp_path)]) == 3
+    assert "holds no manifest.json" in capsys.readouterr().err
+
+
+# -- verify
+
+
+def test_a_chain_that_is_whole(three: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedavg.cli.main(["verify", "g", "--json"]) == 0
+    assert states(capsys) == ["good", "good", "good"]
+    assert fedavg.cli.main(["verify", "g", "--recompute", "--json"]) == 0
+    assert states(capsys) == ["good", "recomputed", "recomputed"]
+
+
+def alter_model(store: Store) -> None:
+    path = Path(store.path(groups.global_dir("g", 3))) / "global_weights.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def alter_plan(store: Store) -> None:
+    path = Path(store.path(groups.round_dir("g", 2))) / "plan.json"
+    path.write_text(path.read_text().replace('"weight": 1.0', '"weight": 2.0', 1))
+
+
+def alter_record(store: Store) -> None:
+    path = Path(store.path(groups.global_dir("g", 3))) / "merge.json"
+    path.write_text(path.read_text().replace('"rule": "fedavgm"', '"rule": "fedavg"'))
+
+
+def remove_state(store: Store) -> None:
+    os.unlink(store.path(groups.global_dir("g", 3) + "/optimizer_state.safetensors"))
+
+
+def remove_round(store: Store) -> None:
+    os.unlink(store.path(groups.global_dir("g", 3) + "/merge.json"))
+
+
+@pytest.mark.parametrize(
+    ("harm", "broken"),
+    [
+        (alter_model, [2]),
+        (alter_plan, [2]),
+        (alter_record, [3]),  # its own digest is in the record after it
+        (remove_state, [2]),
+        (remove_round, [2, 3]),
+    ],
+)
+def test_what_was_altered_is_found(
+    three: Store, capsys: pytest.CaptureFixture[str], harm: Any, broken: list[int]
+) -> None:
+    harm(three)
+    assert fedavg.cli.main(["verify", "g", "--json"]) == 8
+    found = json_of(capsys)["rounds"]
+    assert [link["round"] for link in found if link["found"] == "broken"] == broken, found
+    assert fedavg.cli.main(["verify", "g"]) == 8
+    assert f"{len(broken)} of 3 rounds of 'g' are broken" in capsys.readouterr().err
+
+
+# -- replay
+
+
+def test_kept_uploads_under_another_rule(
+    three: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "again.pt"
+    assert fedavg.cli.main(["replay", "g", "3", "-o", str(out)]) == 0
+    assert out.read_bytes() == three.read(groups.global_dir("g", 4) + "/global_weights.pt")
+    assert fedavg.cli.main(["replay", "g", "3", "-o", str(out)]) == 5
+    os.unlink(out)
+    argv = ["replay", "g", "3", "--rule", "fedavg", "-o", str(out), "--json"]
+    capsys.readouterr()
+    assert fedavg.cli.main(argv) == 0
+    assert json_of(capsys)["jobs"] == ["a", "b"]
+    assert float(torch.load(out)["q_net_state_dict"]["0.weight"][0, 0]) == 3.0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["again.pt", "root"]
+    assert fedavg.cli.main(["replay", "g", "1", "-o", str(tmp_path / "x")]) == 8
+    assert fedavg.cli.main(["replay", "g", "9", "-o", str(tmp_path / "x")]) == 3
+
+
+# -- ctl rounds
+
+
+def test_rounds_tell_who_is_in_and_who_is_not(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_group(store, "abc", size=4, quorum=2, deadline=600.0)
+    upload(store, "g", "a", 1, 1.0)
+    upload(store, "g", "b", 1, float("nan"))
+    fedavg.cli.main(["once"])
+    capsys.readouterr()
+    assert ctl.cli.main(["rounds", "--json"]) == 0
+    (group,) = json_of(capsys)["groups"]
+    people = {p["job"]: (p["state"], p["reason"]) for p in group["participants"]}
+    assert people["a"][0] == "uploaded" and people["c"] == ("missing", "has not uploaded")
+    assert people["b"][0] == "refused" and "not finite" in people["b"][1]
+    assert "(1 more)" in people and group["due"].endswith("+00:00")
+    assert ctl.cli.main(["rounds"]) == 0
+    shown = capsys.readouterr().out
+    assert "round 1: waiting: 1 of the 2 that are needed count" in shown
+    assert "deadline 10m00s" in shown and "no aggregator" in shown
+
+
+def test_terms_change_while_a_group_runs(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    make_group(store, "abc", rule="fedavgm", options={"beta": 0.5})
+    upload(store, "g", "a", 1, 1.0)
+    argv = ["rounds", "g", "--quorum", "1", "--deadline", "2h", "--late", "delta"]
+    assert ctl.cli.main(argv) == 0
+    group = federation.read_group(store, "g")
+    assert (group.quorum, group.deadline, group.late) == (1, 7200.0, "delta")
+    assert ctl.cli.main(["rounds", "g", "--rule", "fedadam", "--option", "lr=0.5"]) == 0
+    assert ctl.cli.main(["rounds", "g", "--deadline", "none", "--quorum", "all"]) == 0
+    group = federation.read_group(store, "g")
+    assert (group.rule, group.options) == ("fedadam", {"lr": 0.5})
+    assert (group.quorum, group.deadline) == (None, None)
+    assert ctl.cli.main(["rounds", "g", "--rule", "median"]) == 0
+    assert federation.read_group(store, "g").options == {}
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["rounds", "--quorum", "1"], 2, "name the one group"),
+        (["rounds", "g", "--quorum", "9"], 2, "'quorum' must be 1 to 2"),
+        (["rounds", "g", "--quorum", "x"], 2, "whole number"),
+        (["rounds", "g", "--deadline", "soon"], 2, "duration"),
+        (["rounds", "g", "--option", "lr"], 2, "NAME=NUMBER"),
+        (["rounds", "nobody"], 3, "no group 'nobody'"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    store: Store, capsys: pytest.CaptureFixture[str], argv: list[str], code: int, words: str
+) -> None:
+    make_group(store, "ab")
+    assert ctl.cli.main(argv) == code
+    told = capsys.readouterr().err
+    assert words in told and told.count("\n") == 1
+
+
+def test_closed_rounds_and_their_times_are_shown(
+    three: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ctl.cli.main(["rounds", "g", "--json", "--last", "2"]) == 0
+    (group,) = json_of(capsys)["groups"]
+    assert [closed["round"] for closed in group["rounds"]] == [3, 2]
+    assert all(closed["merged_s"] >= 0 <= closed["waited_s"] for closed in group["rounds"])
+    assert ctl.cli.main(["rounds", "g"]) == 0
+    assert "waited" in capsys.readouterr().out
+
+
+def test_a_group_that_cannot_be_read_hides_no_other(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_group(store, "ab")
+    store.mkdir(groups.group_dir("x"))
+    store.put(groups.group_file("x"), b"null")
+    assert ctl.cli.main(["rounds", "--json"]) == 1
+    found = json_of(capsys)
+    assert [g["group"] for g in found["groups"]] == ["g"] and "JSON object" in found["broken"]["x"]
