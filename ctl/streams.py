@@ -144,7 +144,7 @@ def names(store: Store) -> list[str]:
 def check_name(stream: str) -> str:
     """`stream`, when it can be one. UsageError says why not."""
     try:
-        layout.encode(stream)
+        layout.check_stream(stream)
     except ValueError as error:
         raise UsageError(f"--stream {stream!r:.80} cannot be used: {error}") from None
     return stream

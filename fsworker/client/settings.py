@@ -34,7 +34,7 @@ class Settings:
                 raise UsageError(f"{name} must be a whole number from 1 up, not {value!r}")
         if self.stream is not None:
             try:
-                layout.encode(self.stream)
+                layout.check_stream(self.stream)
             except (ValueError, AttributeError) as error:
                 raise UsageError(f"stream {self.stream!r:.80} cannot be used: {error}") from None
         return self

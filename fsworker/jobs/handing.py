@@ -6,15 +6,17 @@ The first attempt to finish an episode wins, and whoever comes later goes on fro
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import secrets
 from dataclasses import dataclass
 
-from fsworker.errors import FleetError
+from fsworker.errors import FleetError, StorageError
 from fsworker.jobs import summary
 from fsworker.jobs.pickled import Unreadable
 from fsworker.jobs.summary import Found, Summary
-from fsworker.protocol import artifacts, federation, fsfolders, layout
+from fsworker.protocol import artifacts, federation, fsfolders, jobstate, layout
 from fsworker.protocol.artifacts import Damaged, Latest
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout.jobs import Attempt
@@ -74,9 +76,15 @@ def inspect(store: Store, folder: str, wanted: str) -> tuple[Found, Summary] | N
 def publish(store: Store, folder: str, found: Found, done: Done) -> Done:
     """Make the checkpoint in an attempt's folder an episode of its job; what is the episode then.
 
-    `done` lacks the digests. Who comes second gets the record of the first.
+    `done` lacks the digests. Who comes second gets the record of the first. What is there and is
+    damaged is set aside, or the job could never get beyond it.
     """
     target = layout.jobs.episode_dir(done.job, done.episode)
+    if target.rpartition("/")[2] in jobstate.look(store, done.job).names:
+        try:
+            return artifacts.verify(store, target, full=True)
+        except Damaged as error:
+            _set_aside(store, target, done, str(error))
     prepared = artifacts.prepare(store, target)
     try:
         store.rename(f"{folder}/{found.name}", f"{prepared}/{found.name}")
@@ -85,10 +93,35 @@ def publish(store: Store, folder: str, found: Found, done: Done) -> Done:
         artifacts.write_done(store, prepared, full)
         if artifacts.publish(store, prepared, target):
             return full
-    except OSError as error:
+    except (OSError, StorageError) as error:
+        _move_back(store, f"{prepared}/{found.name}", f"{folder}/{found.name}")
+        artifacts.discard(store, prepared)
+        if isinstance(error, StorageError):
+            raise
         raise storage_error(error, "publish", store.path(target)) from None
     log.warning("%s is there already: going on from it", target)
     return artifacts.verify(store, target, full=False)
+
+
+def _move_back(store: Store, path: str, where: str) -> None:
+    """Have a checkpoint where it was, so that it can be published at the next try."""
+    try:
+        store.rename(path, where)
+    except OSError as error:
+        log.warning("%s is not back in its place: %s", where, error)
+
+
+def _set_aside(store: Store, target: str, done: Done, why: str) -> None:
+    """Move a damaged episode to `quarantine/` with the reason. A failure is an error of publish."""
+    name = f"{layout.encode(done.job)}~{target.rpartition('/')[2]}.{secrets.token_hex(3)}"
+    aside = f"{layout.QUARANTINE}/{name}"
+    log.error("%s is set aside as %s: %s", target, aside, why)
+    reason = {"job": done.job, "episode": done.episode, "from": target, "why": why, "batch": None}
+    try:
+        store.rename(target, aside)
+        store.publish(f"{aside}.reason.json", json.dumps(reason).encode() + b"\n")
+    except OSError as error:
+        raise storage_error(error, "set aside", store.path(target)) from None
 
 
 def upload(store: Store, group: str, episode: int, job: str) -> None:
@@ -104,6 +137,7 @@ def upload(store: Store, group: str, episode: int, job: str) -> None:
                 fsfolders.make_folders(store, f"{prepared}/{folder}")
             copied = fsfolders.copy(store, f"{source}/{file.name}", f"{prepared}/{file.name}")
             if copied != (file.size, file.sha256):
+                artifacts.discard(store, prepared)
                 path = store.path(f"{source}/{file.name}")
                 raise Damaged(f"{path} has other content than its digest says", path=path)
         artifacts.write_done(store, prepared, done)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from fsworker.protocol.layout.jobs import RESERVED_STREAMS
 from fsworker.protocol.layout.names import (
     CLAIMS,
     DEAD,
@@ -107,6 +108,14 @@ def seq_of(batch: str) -> int:
 def job_stream(job: str) -> str:
     """The stream of a job, before it is encoded: its folder is the job's."""
     return f"jobs/{job}"
+
+
+def check_stream(name: str) -> str:
+    """The encoded name of a stream for tasks. ValueError for one that is none, or reserved."""
+    part = encode(name)
+    if part in RESERVED_STREAMS or part.startswith(JOB_PREFIX):
+        raise ValueError("jobs and groups lie under that name")
+    return part
 
 
 def is_job(batch: str) -> bool:
