@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fsworker import procfs
 from tests.support.ctlrun import Ctl
 from tests.support.jobs import JobFleet, undisturbed
 from tests.support.waiting import gone, wait_until
@@ -189,3 +191,26 @@ def test_what_cannot_be_is_refused_at_submit(ctl: Ctl) -> None:
     (nothing,) = fleet.submit_command(["true", "{checkpoint}"])
     assert "left no finished episode" in fleet.over(nothing)["error"]
     assert json.loads(fleet.call("jobs", "--json", "--status", "failed").stdout)["jobs"]
+
+
+def test_tasks_beside_a_job_and_slots_that_die_leave_it_alone(ctl: Ctl) -> None:
+    fleet = JobFleet(ctl, "n0", options=("--concurrency", "1"))
+    job = fleet.submit("--pause", "600")
+    pid = fleet.running(job)
+    tasks = ctl.folder / "tasks.jsonl"
+    tasks.write_text('{"args": [1]}\n{"args": [2]}\n')
+    done = fleet.call("submit", "--tasks", str(tasks), "--wait", "-o", str(ctl.folder / "out"))
+    assert done.returncode == 0, done.stderr
+    zygotes = [
+        stat.pid
+        for stat in procfs.descendants([fleet.pids("n0")[1]])
+        if b"fsworker.slots.zygote" in Path(f"/proc/{stat.pid}/cmdline").read_bytes()
+    ]
+    assert zygotes
+    os.kill(zygotes[0], signal.SIGKILL)
+    tasks.write_text('{"args": [3]}\n')
+    done = fleet.call("submit", "--tasks", str(tasks), "--wait", "-o", str(ctl.folder / "more"))
+    assert done.returncode == 0, done.stderr
+    assert fleet.row(job).status == "running" and pid in fleet.holders(job)
+    assert fleet.call("job", "cancel", "--wait", job).returncode == 0
+    wait_until(lambda: not fleet.holders(job), 30, "the end of its processes")
