@@ -44,3 +44,28 @@ root_option = click.option(
     help="Run root [default: FLEET_ROOT if it is one, else the current run].",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+
+
+def verb(group: click.Group, name: str, *more: Callable[..., Any]) -> Callable[..., click.Command]:
+    """A command of a group that is about a run: with --root, --json, and `more`, in this order."""
+
+    def make(function: Callable[..., Any]) -> click.Command:
+        found = click.pass_obj(function)
+        for option in reversed((*more, root_option, json_option)):
+            found = option(found)
+        return group.command(name)(found)
+
+    return make
+
+
+def patience_option(whose: str) -> Callable[..., Any]:
+    """--timeout of what lets tasks finish first; `whose` says which tasks those are."""
+    return click.option(
+        "--timeout", type=DURATION, default=600.0, help=f"What {whose} [default: 10m]."
+    )
+
+
+GIVEN_BACK = "running tasks get; then they are given back to run elsewhere"
+ready_option = click.option(
+    "--ready-timeout", type=POSITIVE, help="Time to be ready [default: the run's]."
+)

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from ctl import locks, render, resubmit, roots, shelf, units
-from ctl.params import json_option, root_option
+from ctl.params import verb
 from ctl.session import Session
 from ctl.shelf import Item
+from ctl.shelfview import View
 from ctl.taskfile import to_json
 from fsworker.protocol import layout, packing
 
@@ -30,30 +31,13 @@ def command() -> None:
     """
 
 
-@command.command("list")
-@root_option
-@json_option
-@click.pass_obj
+@verb(command, "list")
 def list_(session: Session, root: str | None, as_json: bool) -> None:
     """List the batches, oldest first."""
-    run = roots.open_run(*roots.find_root(root, session.config))
-    found = shelf.items(run, layout.DEAD)
-    if as_json:
-        render.document({"root": run.root, "dead": [item.fields() for item in found]})
-    elif found:
-        rows = [
-            (units.human(i.age), i.name, _tasks(i), i.text("host"), i.text("why")) for i in found
-        ]
-        render.table(("age", "batch", "tasks", "host", "reason"), rows)
-    else:
-        session.say(f"no batch was given up in {run.root}")
+    VIEW.show(session, root, as_json)
 
 
-@command.command("show")
-@click.argument("batch")
-@root_option
-@json_option
-@click.pass_obj
+@verb(command, "show", click.argument("batch"))
 def show(session: Session, batch: str, root: str | None, as_json: bool) -> None:
     """Show the tasks of a batch; those that were given up are marked."""
     run = roots.open_run(*roots.find_root(root, session.config))
@@ -74,12 +58,7 @@ def show(session: Session, batch: str, root: str | None, as_json: bool) -> None:
     render.table(("", "index", "id", "task"), rows)
 
 
-@command.command("retry")
-@names_argument
-@all_option
-@root_option
-@json_option
-@click.pass_obj
+@verb(command, "retry", names_argument, all_option)
 def retry(
     session: Session, names: tuple[str, ...], everything: bool, root: str | None, as_json: bool
 ) -> None:
@@ -104,12 +83,7 @@ def retry(
         session.say(f"no batch was given up in {run.root}")
 
 
-@command.command("drop")
-@names_argument
-@all_option
-@root_option
-@json_option
-@click.pass_obj
+@verb(command, "drop", names_argument, all_option)
 def drop(
     session: Session, names: tuple[str, ...], everything: bool, root: str | None, as_json: bool
 ) -> None:
@@ -122,6 +96,16 @@ def drop(
             session.say(f"dropped {item.name}")
     if as_json:
         render.document({"root": run.root, "dropped": [item.name for item in chosen]})
+
+
+def _row(item: Item) -> tuple[str, ...]:
+    age = units.human(item.age)
+    return age, item.name, _tasks(item), item.text("host"), item.text("why")
+
+
+VIEW = View(
+    layout.DEAD, ("age", "batch", "tasks", "host", "reason"), _row, "no batch was given up in"
+)
 
 
 def _tasks(item: Item) -> str:

@@ -9,7 +9,7 @@ import click
 from ctl import completion, draining, launching, locks, render, roots
 from ctl.draining import Drain
 from ctl.hosts import names_of
-from ctl.params import DURATION, json_option, root_option
+from ctl.params import GIVEN_BACK, json_option, patience_option, root_option
 from ctl.session import Session
 from ctl.stopping import Report, as_error
 
@@ -17,12 +17,7 @@ from ctl.stopping import Report, as_error
 @click.command()
 @click.argument("names", metavar="HOST…", nargs=-1, required=True, shell_complete=completion.hosts)
 @root_option
-@click.option(
-    "--timeout",
-    type=DURATION,
-    default=600.0,
-    help="What running tasks get; then they are given back to run elsewhere [default: 10m].",
-)
+@patience_option(GIVEN_BACK)
 @json_option
 @click.pass_obj
 def command(

@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from ctl import render, roots, shelf, units
-from ctl.params import json_option, root_option
+from ctl.params import verb
 from ctl.session import Session
+from ctl.shelf import Item
+from ctl.shelfview import View
 from fsworker.protocol import layout
 
 _HEAD = 256
@@ -25,28 +27,13 @@ def command() -> None:
     """
 
 
-@command.command("list")
-@root_option
-@json_option
-@click.pass_obj
+@verb(command, "list")
 def list_(session: Session, root: str | None, as_json: bool) -> None:
     """List the files, oldest first."""
-    run = roots.open_run(*roots.find_root(root, session.config))
-    found = shelf.items(run, layout.QUARANTINE)
-    if as_json:
-        render.document({"root": run.root, "quarantine": [item.fields() for item in found]})
-    elif found:
-        rows = [(units.human(i.age), i.name, i.text("host"), i.text("why")) for i in found]
-        render.table(("age", "file", "set aside by", "reason"), rows)
-    else:
-        session.say(f"nothing was set aside in {run.root}")
+    VIEW.show(session, root, as_json)
 
 
-@command.command("show")
-@click.argument("name")
-@root_option
-@json_option
-@click.pass_obj
+@verb(command, "show", click.argument("name"))
 def show(session: Session, name: str, root: str | None, as_json: bool) -> None:
     """Show why a file was set aside, and how it begins."""
     run = roots.open_run(*roots.find_root(root, session.config))
@@ -69,3 +56,12 @@ def show(session: Session, name: str, root: str | None, as_json: bool) -> None:
         row = data[at : at + _ROW]
         text = "".join(chr(c) if 32 <= c < 127 else "." for c in row)
         session.say(f"  {at:04x}  {row.hex(' '):<{3 * _ROW}} {text}")
+
+
+def _row(item: Item) -> tuple[str, ...]:
+    return units.human(item.age), item.name, item.text("host"), item.text("why")
+
+
+VIEW = View(
+    layout.QUARANTINE, ("age", "file", "set aside by", "reason"), _row, "nothing was set aside in"
+)

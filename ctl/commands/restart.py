@@ -14,7 +14,14 @@ from ctl.commands.restart_host import complain
 from ctl.commands.scale import publish
 from ctl.draining import Drain
 from ctl.launchers.base import Launcher
-from ctl.params import COUNT, DURATION, POSITIVE, json_option, root_option
+from ctl.params import (
+    COUNT,
+    GIVEN_BACK,
+    json_option,
+    patience_option,
+    ready_option,
+    root_option,
+)
 from ctl.session import Session
 from fsworker.errors import FleetError, Refused, UsageError
 from fsworker.protocol import layout
@@ -34,13 +41,8 @@ class Manner:
 @root_option
 @click.option("--rolling", is_flag=True, help="One after the other; there is no other way.")
 @click.option("--batch", type=COUNT, default=1, show_default=True, help="Hosts at once.")
-@click.option(
-    "--timeout",
-    type=DURATION,
-    default=600.0,
-    help="What running tasks get; then they are given back to run elsewhere [default: 10m].",
-)
-@click.option("--ready-timeout", type=POSITIVE, help="Time to be ready [default: the run's].")
+@patience_option(GIVEN_BACK)
+@ready_option
 @json_option
 @click.pass_obj
 def command(

@@ -7,7 +7,7 @@ import sys
 import click
 
 from ctl import bringup, completion, launching, locks, render, roots, rundir, stopping
-from ctl.params import DURATION, POSITIVE, json_option, root_option
+from ctl.params import DURATION, POSITIVE, json_option, ready_option, root_option
 from ctl.session import Session
 from fsworker.errors import Refused, UsageError
 from fsworker.protocol import layout
@@ -23,7 +23,7 @@ from fsworker.protocol.records.run import LaunchMeta
 @click.option(
     "--kill-after", type=POSITIVE, help="KILL what is left this long after [default: never]."
 )
-@click.option("--ready-timeout", type=POSITIVE, help="Time to be ready [default: the run's].")
+@ready_option
 @json_option
 @click.pass_obj
 def command(
