@@ -53,6 +53,17 @@ def latest(store: Store, job: str) -> Latest:
     return found
 
 
+def tidy(store: Store, job: str) -> None:
+    """Remove what killed attempts had prepared and not published.
+
+    One that lives on although it was given up may lose what it prepares: it does not count.
+    """
+    folder = layout.jobs.job_dir(job)
+    for name in jobstate.names(store, folder):
+        if name.startswith(".tmp~") and layout.jobs.parse_after_name(name.rpartition("~")[2]):
+            artifacts.discard(store, f"{folder}/{name}")
+
+
 def inspect(store: Store, folder: str, wanted: str) -> tuple[Found, Summary] | None:
     """The checkpoint that a process left in a folder and what it says; None when there is none.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsworker.errors import FleetError
-from fsworker.jobs import episodes, story, ticket
+from fsworker.jobs import episodes, handing, story, ticket
 from fsworker.jobs.attempt import AttemptFolder
 from fsworker.jobs.control import Claim, Control, Interrupted
 from fsworker.jobs.course import Course
@@ -73,6 +73,7 @@ class Runner:
     def _run(self) -> End | Back:
         at = self._at
         at.sweep()
+        handing.tidy(self._store, at.job.job_id)
         notes = [
             note
             for attempt, note in at.insist(lambda: jobstate.attempts(self._store, at.job.job_id))

@@ -101,6 +101,10 @@ def survey() -> Verb[Survey]:
     for name in sorted((yield from _names(layout.OUTBOX))):
         if layout.is_foreign(name):
             _pass_over(seen, layout.OUTBOX, name)
+        elif name == layout.jobs.JOBS.rpartition("/")[2]:
+            for job in sorted((yield from _names(layout.jobs.JOBS))):
+                if layout.jobs.parse_job_name(job) is not None:
+                    yield from _stream(seen, layout.encode(layout.job_stream("")) + job)
         else:
             yield from _stream(seen, name)
     for folder in (layout.DEAD, layout.QUARANTINE):
@@ -248,7 +252,7 @@ def _stream(seen: Survey, stream: str) -> Verb[None]:
         if unparsable(name, stream):
             if layout.parse_counters_name(name) is not None:
                 seen.counters.append(f"{folder}/{name}")
-            elif stream not in NOT_STREAMS:
+            elif stream not in NOT_STREAMS and not layout.is_job(stream):
                 _pass_over(seen, folder, name)
             continue
         match layout.parse_outbox_name(name):

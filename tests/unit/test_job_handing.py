@@ -55,6 +55,16 @@ def test_the_first_to_finish_an_episode_wins_and_the_second_adopts_it(store: Sto
     assert not [n for n in store.scan(layout.jobs.job_dir("j")) if n.startswith(".tmp")]
 
 
+def test_what_a_killed_attempt_had_prepared_is_removed(store: Store) -> None:
+    leave(store, 1)
+    artifacts.prepare(store, layout.jobs.episode_dir("j", 2))
+    artifacts.prepare(store, layout.jobs.job_final("j", ""))
+    handing.tidy(store, "j")
+    left = [n for n in store.scan(layout.jobs.job_dir("j")) if n.startswith(".tmp")]
+    assert [n.rpartition("~")[2] for n in left] == ["checkpoint_final"]
+    assert handing.latest(store, "j").number == 1
+
+
 def test_a_job_goes_on_after_its_last_verified_episode(store: Store) -> None:
     for episode in (1, 2, 10, 9):
         leave(store, episode)
