@@ -58,6 +58,8 @@ class Report:
     meta: str | None = None
     meta_mtime: float = 0.0
     watch_stop: bool = False
+    aggregated: bool = False
+    """Whether the run has an aggregator of its own, which is to be kept alive."""
 
     def to_plain(self) -> dict[str, Any]:
         """The report as JSON values, short ones: it crosses a pipe at every sweep."""
@@ -71,6 +73,7 @@ class Report:
             "meta": self.meta,
             "meta_mtime": self.meta_mtime,
             "watch_stop": self.watch_stop,
+            "aggregated": self.aggregated,
         }
 
     @classmethod
@@ -82,6 +85,12 @@ class Report:
         }
         owners = {host: tuple(names) for host, names in plain["owners"].items()}
         return cls(**{**plain, "readings": readings, "owners": owners})
+
+
+def _has_aggregator(store: Store, names: Collection[str]) -> bool:
+    """Whether the controller started one; costs a listing only where it ever did."""
+    folder, _, name = layout.groups.AGGREGATOR_IDENTITY.rpartition("/")
+    return folder.rpartition("/")[2] in names and name in store.scan(folder)
 
 
 class Observer:
@@ -115,6 +124,7 @@ class Observer:
             meta,
             mtime,
             layout.WATCH_STOP.rpartition("/")[2] in names,
+            _has_aggregator(store, names),
         )
 
     def _read_meta(self, names: Collection[str]) -> tuple[str | None, float]:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from fedavg.keeper import GroupKeeper, Step
-from fsworker.errors import Busy, FleetError
+from fsworker.errors import Busy, FleetError, NotRunning
 from fsworker.protocol import federation, fsfolders, layout
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import groups
@@ -93,11 +93,16 @@ class Aggregator:
     def run(
         self, stop: threading.Event, *, poll: float = POLL, until_finished: bool = False
     ) -> None:
-        """Sweep until `stop` is set, or until every group is finished if that was asked for."""
+        """Sweep until `stop` is set, or until every group is finished if that was asked for.
+
+        NotRunning when the run was removed.
+        """
         while not stop.is_set():
             try:
                 merged = self.sweep(retry=False)
                 self.beat()
+            except NotRunning:
+                raise
             except FleetError as error:  # the root itself does not answer
                 self._tell("", str(error))
                 merged = False
@@ -117,12 +122,13 @@ class Aggregator:
             socket.gethostname(), os.getpid(), self._incarnation, self._seq, time.time(),
             dict(self.reports), stopped,
         )  # fmt: skip
+        path = groups.AGGREGATOR_BEAT
         try:
-            self.store.publish(groups.AGGREGATOR_BEAT, beat.to_json(), durable=False)
+            self.store.publish(path, beat.to_json(), durable=False)
         except OSError as error:
-            log.warning(
-                "%s", storage_error(error, "write", self.store.path(groups.AGGREGATOR_BEAT))
-            )
+            if layout.MANIFEST not in federation.names(self.store, ""):
+                raise NotRunning(f"the run {self.store.root} is gone") from None
+            log.warning("%s", storage_error(error, "write", self.store.path(path)))
 
     def _is_quiet(self) -> bool:
         """Whether nothing was uploaded anywhere for a minute, so that looking may cost less."""

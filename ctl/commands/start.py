@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ctl import (
+    aggregating,
     bringup,
     current,
     launching,
@@ -106,6 +107,7 @@ from fsworker.protocol import layout
 @click.option("--log-level", help="Log level of the workers [default: INFO].")
 @click.option("--attach", metavar="SET", help="Names that may join by fsworker attach.")
 @click.option("--replace", is_flag=True, help="Stop the workers of a live root first.")
+@click.option("--federation", is_flag=True, help="Merge rounds: leave an aggregator running.")
 @click.option("--watch", "with_watch", is_flag=True, help="Leave a watcher running.")
 @click.option("--doctor", is_flag=True, help="Examine the hosts first; a failure starts nothing.")
 @click.option("--dry-run", is_flag=True, help="Check everything, say what would be done.")
@@ -118,6 +120,8 @@ def command(session: Session, /, **options: Any) -> int:
     Everything is checked first. If one host fails, all that was started is stopped again.
     """
     root, run_id = choose_place(session, options)
+    if options["federation"]:
+        aggregating.check()
     plan = make_plan(session, options, root, run_id)
     check_disk(plan, named=options["root"] is not None)
     check_live(plan, options["replace"])
@@ -135,6 +139,9 @@ def command(session: Session, /, **options: Any) -> int:
             _examine(session, plan, store)
         rundir.publish(plan, store)
         started = _launch(session, plan, store)
+    if options["federation"]:
+        pid = aggregating.renew(store)
+        session.say(f"aggregating pid={pid} log={store.path(aggregating.LOG)}")
     if options["with_watch"]:
         pid = watcher.start(plan.root, session.config.file)
         session.say(f"watching pid={pid} log={store.path('ctl/watch.log')}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ctl import health, render, roots, statusview, units
+from ctl import groupstatus, health, render, roots, statusview, units
 from ctl.params import DURATION, json_option, root_option
 from ctl.session import Session
 
@@ -57,6 +57,7 @@ def _document(run: roots.Run, look: statusview.Look, code: int) -> dict[str, Any
         "hosts": [host.fields() for host in look.hosts],
         "shards": look.backlog.rows(run.manifest.shard_count),
         "totals": look.totals(),
+        "aggregator": groupstatus.aggregator(run.store).fields(),
         "unknown_status_files": look.strangers,
         "meta": meta_fields(run),
     }
@@ -90,6 +91,8 @@ def _table(run: roots.Run, look: statusview.Look) -> None:
             print(
                 f"  shard {shard['shard']}: {shard['pending']} pending, {shard['claimed']} claimed"
             )
+    if (merging := groupstatus.aggregator(run.store)).beat is not None:
+        print(f"  {render.clean(merging.words)}; see ctl rounds")
     for name in look.strangers:
         print(f"  status/{name} belongs to no host of this run")
 

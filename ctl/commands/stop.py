@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ctl import launching, locks, render, roots, stopping, watcher
+from ctl import aggregating, launching, locks, render, roots, stopping, watcher
 from ctl.params import DURATION, POSITIVE, json_option, root_option
 from ctl.session import Session
 
@@ -28,9 +28,9 @@ def command(
 ) -> int:
     """Stop the workers of a run.
 
-    The watcher ends first, then every worker finishes or gives back what it holds. Nothing is
-    killed unless --kill-after says so. Hosts that are no longer allowed are not contacted: they
-    get the stop intent, which their wrapper sees within seconds, and are named.
+    The watcher and the run's aggregator end first, then every worker finishes or gives back what
+    it holds. Nothing is killed unless --kill-after says so. Hosts that are no longer allowed are
+    not contacted: they get the stop intent, which their wrapper sees within seconds, and are named.
     """
     config = session.config
     run = roots.open_run(*roots.find_root(root, config))
@@ -49,13 +49,13 @@ def command(
 def stop_run(
     session: Session, run: roots.Run, grace: float, kill_after: float | None
 ) -> stopping.Report:
-    """Stop the watcher and all workers of `run`; its verb lock must be held."""
+    """Stop the watcher, the aggregator and all workers of `run`; its verb lock must be held."""
     meta = run.everybody
     if meta is None:
         return stopping.Report(idle=run.hosts)  # a start that died before it launched anything
-    sentence = watcher.stop(run.store)
-    if sentence:
-        session.note(sentence)
+    for sentence in (watcher.stop(run.store), aggregating.try_stop(run.store)):
+        if sentence:
+            session.note(sentence)
     enforce = meta.launcher != "local" or len(session.allowed) > 0
     hosts, strange = stopping.allowed_or_not(meta, run.hosts, session.allowed.names, enforce)
     unwritten = stopping.try_intents(run.store, meta, strange)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from fsworker.protocol.layout.jobs import FOUR, after_name, before_name, four
-from fsworker.protocol.layout.names import NAME, OUTBOX, decode, encode
+from fsworker.protocol.layout.names import CTL, NAME, OUTBOX, decode, encode
 
 FEDERATION = OUTBOX + "/federation"
 GROUP_FILE, PLAN_FILE, TIMES_FILE, MERGE_FILE = (
@@ -20,6 +20,11 @@ GROUP_FILE, PLAN_FILE, TIMES_FILE, MERGE_FILE = (
 )
 MEMBER_FILE = "member.json"
 WEIGHTS_STEM, STATE_STEM = "global_weights", "optimizer_state"
+AGGREGATOR_FOLDER = CTL + "/aggregator"
+"""What a controller keeps of the aggregator that it started: a folder, because a file
+`aggregator.log` would be that of a host of this name."""
+AGGREGATOR_IDENTITY = AGGREGATOR_FOLDER + "/identity.json"
+AGGREGATOR_LOG = AGGREGATOR_FOLDER + "/log"
 AGGREGATOR_LOCK = FEDERATION + "/.aggregator.lock"
 AGGREGATOR_BEAT = FEDERATION + "/.aggregator.json"
 
