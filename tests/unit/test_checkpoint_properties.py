@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import tracemalloc
 import zipfile
 import zlib
 from collections import OrderedDict
@@ -18,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedavg.checkpoint import open_checkpoint
+from fedavg.checkpoint import Writer, open_checkpoint
 from fedavg.formats import strided
 from fedavg.formats.contents import Fixed
 from fedavg.formats.crc import combine
@@ -268,6 +269,27 @@ def test_a_file_of_torch_beyond_four_gigabytes_is_read(tmp_path: Path) -> None:
         data = bytearray(16)
         checkpoint.read_into("b", 0, 16, memoryview(data))
         assert data == b"after 4 GiB data"
+
+
+def test_memory_does_not_grow_with_a_checkpoint(tmp_path: Path) -> None:
+    path, out = tmp_path / "large.pt", tmp_path / "out.pt"
+    with torch.serialization.skip_data():
+        torch.save({f"layers.{i}.weight": torch.empty(1 << 20) for i in range(128)}, path)
+    piece = memoryview(bytearray(1 << 20))
+    tracemalloc.start()
+    try:
+        with open_checkpoint(path) as checkpoint:
+            assert sum(entry.nbytes for entry in checkpoint.entries.values()) == 512 << 20
+            opened = tracemalloc.get_traced_memory()[1]
+            writer = Writer.create(str(out), checkpoint)
+            for start in range(0, 4 << 20, len(piece)):
+                checkpoint.read_into("layers.7.weight", start, start + len(piece), piece)
+                writer.write("layers.7.weight", start, piece)
+            worked = tracemalloc.get_traced_memory()[1]
+            writer.abort()
+    finally:
+        tracemalloc.stop()
+    assert opened < 2 << 20 and worked < 2 << 20
 
 
 class Huge:
