@@ -76,6 +76,7 @@ def is_run(row: Any) -> bool:
         and len(row) == 4
         and row[0] == OK
         and type(row[1]) is int
+        and row[1] >= 0
         and type(row[2]) is list
     )
 

@@ -87,7 +87,7 @@ class Client(Executor):
         stream: str | None = None,
         fn: Fn = None,
         timeout: float | None = None,
-        batch_size: int = 4096,
+        batch_size: int = 8192,
         no_worker_timeout: float | None = 60.0,
         outstanding: int = 65_536,
     ) -> None:

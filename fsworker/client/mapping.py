@@ -19,8 +19,8 @@ from fsworker.protocol.segment import ARG
 from fsworker.remote import NotSent
 from fsworker.taskpack import TaskPacker
 
-STRIP = 4096
-"""Tasks in a strip at most."""
+STRIP = 8192
+"""Tasks in a strip at most, and so in a batch of `map`."""
 
 
 class MapCall:
@@ -49,8 +49,9 @@ class MapCall:
 
     def feed(self) -> None:
         """Pack and queue input until the window is full."""
-        while not self._exhausted and (not self._ahead or self._ahead + STRIP <= self._window):
-            rows = list(islice(self._rows, min(STRIP, self._window)))
+        size = min(STRIP, max(1, self._window // 4))
+        while not self._exhausted and (not self._ahead or self._ahead + size <= self._window):
+            rows = list(islice(self._rows, size))
             if not rows:
                 self._exhausted = True
                 return

@@ -17,7 +17,7 @@ class Settings:
 
     stream: str | None = None
     timeout: float | None = None
-    batch_size: int = 4096
+    batch_size: int = 8192
     no_worker_timeout: float | None = 60.0
     outstanding: int = 65_536
 

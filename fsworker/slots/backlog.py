@@ -24,7 +24,8 @@ AHEAD_SECONDS = 0.1
 """Work for this long is kept at hand, but at least two tasks a slot while tasks are short."""
 LONG = 0.5
 """Tasks that take longer are not queued behind others here: an idle worker may take them."""
-_MOST_AHEAD = 256
+_MOST_AHEAD = 8192
+"""Tasks a slot, at most: two of the usual batches, one that is executed and one for its end."""
 _OVERHEAD = 2e-6
 """Seconds that a task costs besides its own time."""
 RANGE_BYTES = 1 << 20

@@ -7,6 +7,7 @@ can be believed, and which task is to blame when the process is gone.
 
 from __future__ import annotations
 
+import select
 import selectors
 import socket
 import time
@@ -23,6 +24,10 @@ _CHUNK = 1 << 18
 CANCELLED, SILENT, GARBLED = IDLE, -2, -3
 """Why a slot is condemned, if not for the timeout of a task: what it did is not wanted any more;
 it does not do what it should; its socket carried what no slot sends."""
+
+SEND_PATIENCE = 0.002
+"""Seconds to wait for a slot to take its range in, which it is about to: what its worker does next
+may take longer, and a range that is there in part is of no use."""
 
 KILLED = ("signal", 9)
 """How a process ends that the kernel, a person or a program has killed without giving a reason."""
@@ -142,16 +147,18 @@ class Slot:
         self.region.set_limit(end)
 
     def send(self, selector: selectors.BaseSelector) -> None:
-        """Send what the socket takes now; the selector tells when it takes more."""
+        """Send what the socket takes within a moment; the selector tells when it takes more."""
         if self.sock is None:
             return
-        try:
-            while self._unsent:
+        end = time.monotonic() + SEND_PATIENCE
+        while self._unsent:
+            try:
                 self._unsent = self._unsent[self.sock.send(self._unsent) :]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._unsent = memoryview(b"")  # it is gone; reading says so too
+            except BlockingIOError:
+                if not _takes_more(self.sock, end - time.monotonic()):
+                    break
+            except OSError:
+                self._unsent = memoryview(b"")  # it is gone; reading says so too
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         key = selector.get_key(self.sock)
         if key.events != events:
@@ -259,6 +266,13 @@ class Slot:
             return None
         why = f"it wrote to the socket of its slot, which is not its own ({self.garbled})"
         return Blame(self.first, outcomes.CRASHED, outcomes.cause("Crashed", why), 0.0)
+
+
+def _takes_more(sock: socket.socket, seconds: float) -> bool:
+    """Whether a socket takes bytes again, within so many seconds."""
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    return bool(poll.poll(max(0.0, 1e3 * seconds)))
 
 
 def how_words(how: str, code: int) -> str:

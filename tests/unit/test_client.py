@@ -278,7 +278,7 @@ def test_map_takes_an_endless_input(root: Path, worker: SmallWorker) -> None:
     with Client(root, outstanding=10_000) as client:
         results = client.map(FIRST, endless())
         assert [next(results) for _ in range(9000)] == list(range(1, 9001))
-        assert taken <= 9000 + 10_000 + 4096
+        assert taken <= 9000 + 2 * 10_000
         results.close()  # type: ignore[attr-defined]
     assert not _files(root)
 
@@ -322,6 +322,15 @@ def test_chunksize_is_the_batch_size(root: Path, worker: SmallWorker) -> None:
 
 
 # -- batches
+
+
+def test_a_batch_of_only_arguments_has_a_form(root: Path, worker: SmallWorker) -> None:
+    with Client(root) as client:
+        assert list(client.map(FIRST, [1, [2], None])) == [1, [2], None]
+        assert list(client.map(SECOND, [1], [2])) == [_second(1, 2)]
+        assert client.submit(SECOND, 1, k=2).result(10) == _second(1, k=2)
+        assert client.submit(SECOND, 1).result(10) == _second(1)
+    assert [meta.get("form") for meta in worker.metas] == ["arg", None, None, "arg"]
 
 
 def test_batches_go_round_the_shards(root: Path) -> None:

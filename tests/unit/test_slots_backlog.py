@@ -73,7 +73,7 @@ def test_short_tasks_are_not_handed_out_singly() -> None:
 
 @pytest.mark.parametrize(
     ("elapsed", "least", "most"),
-    [(None, 4, 4), (10.0, 4, 4), (0.3, 8, 8), (0.01, 30, 40), (0.0, 1024, 1024)],
+    [(None, 4, 4), (10.0, 4, 4), (0.3, 8, 8), (0.01, 30, 40), (0.0, 32_768, 32_768)],
 )
 def test_work_at_hand_is_what_can_be_served_soon(
     elapsed: float | None, least: int, most: int
