@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fsworker.errors import StorageError
 
 TABLE = "/proc/self/mountinfo"
+SOFT = frozenset({"soft", "softerr"})
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -45,15 +46,20 @@ def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
     return max(reversed(above), key=lambda m: len(m.point), default=None)
 
 
-def check(path: str, table: str = TABLE) -> None:
-    """StorageError when `path` lies on a mount that no run can live on."""
+def below(path: str, table: str = TABLE) -> Mount | None:
+    """The mount that `path` lies on; None when that cannot be told."""
     try:
         with open(table, encoding="utf-8", errors="surrogateescape") as file:
-            mount = mount_of(os.path.realpath(path), parse(file.read()))
+            return mount_of(os.path.realpath(path), parse(file.read()))
     except OSError:
-        return  # no mount table, no finding: the rest of the start will tell
+        return None
+
+
+def check(path: str, table: str = TABLE) -> None:
+    """StorageError when `path` lies on a mount that no run can live on."""
+    mount = below(path, table)
     if mount is None:
-        return
+        return  # no mount table, no finding: the rest of the start will tell
     if mount.kind.startswith("nfs") and "nocto" in mount.options:
         raise StorageError(
             f"{path} lies on {mount.point}, which is mounted with nocto: changes of other hosts "
@@ -65,3 +71,15 @@ def check(path: str, table: str = TABLE) -> None:
             f"{path} lies on {mount.point}, which is mounted read-only: name another folder",
             path=path,
         )
+
+
+def doubt(path: str, table: str = TABLE) -> str | None:
+    """A sentence on a mount that a run can live on, though another would be better."""
+    mount = below(path, table)
+    if mount and mount.kind.startswith("nfs") and SOFT & mount.options:
+        return (
+            f"{path} lies on {mount.point}, which is mounted soft: while the server is slow, calls "
+            "fail instead of waiting. Nothing is lost, but clients may give up sending, and logs "
+            "may lack lines: hard is better"
+        )
+    return None

@@ -18,6 +18,9 @@ TABLE = """\
 32 22 0:32 / /a\\040b ro,relatime shared:3 - nfs4 srv:/ab rw,vers=4.2
 33 22 0:33 / /over rw - nfs4 srv:/o rw,nocto
 34 22 0:34 / /over rw - nfs4 srv:/o rw
+35 22 0:35 / /soft rw - nfs4 srv:/s rw,vers=4.2,soft,proto=tcp
+36 22 0:36 / /softer rw - nfs4 srv:/s rw,softerr,vers=4.2
+37 22 0:37 / /ram rw - tmpfs tmpfs rw,soft
 a line of another form
 """
 
@@ -45,6 +48,18 @@ def test_good_places(table: str, path: str) -> None:
 def test_bad_places(table: str, path: str, words: str) -> None:
     with pytest.raises(StorageError, match=words):
         mounts.check(path, table)
+
+
+@pytest.mark.parametrize("path", ["/soft/runs/r", "/softer"])
+def test_a_soft_mount_is_taken_with_a_warning(table: str, path: str) -> None:
+    mounts.check(path, table)
+    told = mounts.doubt(path, table)
+    assert told and f"{path} lies on" in told and "mounted soft" in told
+
+
+@pytest.mark.parametrize("path", ["/shared", "/ram", "/home", "/shared/bad"])
+def test_other_mounts_raise_no_doubt(table: str, path: str) -> None:
+    assert mounts.doubt(path, table) is None
 
 
 def test_no_table_is_no_finding(tmp_path: Path) -> None:
