@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ctl.beats import server_now
 from ctl.roots import Run
 from fsworker.errors import FleetError
 from fsworker.protocol import federation, jobstate, layout
@@ -65,12 +66,15 @@ class Board:
 
     pending: dict[str, Token] = field(default_factory=dict)
     claimed: dict[str, tuple[Owner, Token]] = field(default_factory=dict)
+    now: float = 0.0
+    """By the clock of the file server."""
 
     @classmethod
     def look(cls, run: Run) -> Board:
         """List inboxes, claims, and inboxes again: a job may be given back meanwhile."""
         board = cls()
         try:
+            board.now = server_now(run.store)
             board._look_inboxes(run.store)
             for owner in filter(None, map(layout.parse_owner, run.store.scan(layout.CLAIMS))):
                 for name in jobstate.names(run.store, owner.folder):
@@ -81,6 +85,14 @@ class Board:
         except OSError as error:
             raise storage_error(error, "list", run.root) from None
         return board
+
+    def age(self, store: Store, job_id: str) -> float | None:
+        """Seconds since a job was submitted, by the file server's clock alone."""
+        try:
+            made = store.read_with_mtime(layout.jobs.job_file(job_id), jobstate.LIMIT)[1]
+            return max(0.0, self.now - made)
+        except OSError:
+            return None
 
     def _look_inboxes(self, store: Store) -> None:
         for shard in store.scan(layout.INBOX):
@@ -101,8 +113,11 @@ def rows(run: Run, chosen: list[str] | None = None) -> list[Row]:
 
 def choose(run: Run, name: str) -> list[str]:
     """The jobs that a name means: one job, or all of a group. Empty when there is none."""
-    if jobstate.read_job(run.store, name) is not None:
-        return [name]
+    try:
+        if jobstate.read_job(run.store, name) is not None:
+            return [name]
+    except ValueError:
+        return []  # it cannot be the name of anything
     if name in federation.all_groups(run.store):
         return sorted(federation.members(run.store, name).values())
     return []
@@ -123,7 +138,7 @@ def row(run: Run, board: Board, job_id: str) -> Row:
         "job": job,
         "episode": done,
         "episodes": job.episodes if job else None,
-        "age": _age(store, job_id),
+        "age": board.age(store, job_id),
         "problem": job_problem,
     }
     newest = held[1] if held else waiting
@@ -144,12 +159,3 @@ def _ended(run: Run, job_id: str, folder: Folder, known: dict[str, Any]) -> Row:
     except FleetError as error:
         return Row(job_id, LOST, **{**known, "problem": str(error)})
     return Row(job_id, result.status, result.worker_id or None, result=result, **known)
-
-
-def _age(store: Store, job_id: str) -> float | None:
-    """Seconds since it was submitted, by the file server's clock alone."""
-    try:
-        _, made = store.read_with_mtime(layout.jobs.job_file(job_id), jobstate.LIMIT)
-        return max(0.0, store.server_time(layout.STATUS) - made)
-    except OSError:
-        return None

@@ -71,6 +71,11 @@ def check(run: Run, job: Job) -> None:
     """UsageError for a job that cannot be, NotRunning for one that follows an unknown one."""
     if (problem := job.problem()) is not None:
         raise UsageError(f"the job cannot be: {problem}")
+    if job.federation_group_id is not None:
+        try:
+            layout.encode(job.federation_group_id)
+        except ValueError as error:
+            raise UsageError(f"--federation-group cannot be used: {error}") from None
     if job.after is not None and jobstate.read_job(run.store, job.after) is None:
         raise NotRunning(f"there is no job {job.after!r} in {run.root} to follow")
     if not any(worker.job_slots for worker in workers(run)):

@@ -30,6 +30,8 @@ log = logging.getLogger("fsworker.jobs.executor")
 MOST_RUNNERS = 3
 """How often in a row the runner of a job may vanish without an episode in between."""
 RESTART_PAUSE = 1.0
+CANCEL_PATIENCE = 20.0
+"""Seconds after which a runner that was told to cancel is killed, and another one does it."""
 CLOSE_PATIENCE = 5.0
 MARGIN = 3.0
 """Seconds beyond its grace in which a runner publishes what was saved and gives the job back."""
@@ -51,6 +53,7 @@ class _Running:
         self.vanished = 0
         self.episode = 0
         self.cancelled = self.draining = False
+        self.patience: float | None = None
         self.since = time.monotonic()
 
 
@@ -64,6 +67,8 @@ class JobExecutor:
         self._slots = setting.job_slots
         self._running: dict[str, _Running] = {}
         self._touched: dict[str, Work] = {}
+        self._answered: set[str] = set()
+        """Jobs that were answered without being run."""
         self._leaving: list[RunnerLink] = []
         self._finishing: list[Any] = []
 
@@ -75,11 +80,13 @@ class JobExecutor:
         """Take a job, and start its runner."""
         self._touched[work.key] = work
         if work.finished:  # answered already: it came too late
+            self._answered.add(work.key)
             return
         try:
             job = records.from_batch(packing.unpack(work.records[0]), work.meta["batch"])
         except (FormatError, packing.NotPacked) as error:
             value = outcomes.cause("InvalidJob", str(error))
+            self._answered.add(work.key)
             self._answer(work, outcomes.INVALID, value, 0.0)
             return
         ticket = Ticket(
@@ -98,22 +105,21 @@ class JobExecutor:
 
     def drop(self, key: str) -> None:
         """Forget a job: end what runs of it, or make the copies of a result that counts."""
-        work = self._touched.pop(key, None)
+        self._touched.pop(key, None)
         running = self._running.pop(key, None)
-        if running is None:
-            return
-        if running.link is not None:
+        if running is not None and running.link is not None:
             running.link.abandon()
             self._leaving.append(running.link)
-        elif running.work.finished:
-            self._finishing.append(finish(running.ticket))
-        del work
+        elif key in self._answered or (running is not None and running.work.finished):
+            self._answered.discard(key)
+            self._finishing.append(finish(os.environ["FLEET_RUN_ROOT"], key))
 
     def cancel(self, work: Work, indexes: Iterable[int]) -> None:
         """End a job, which answers as cancelled."""
         running = self._running.get(work.key)
         if running is not None and not running.cancelled and 0 in set(indexes):
             running.cancelled = True
+            running.patience = time.monotonic() + CANCEL_PATIENCE
             self._pass_on(running)
 
     def wind_down(self) -> float:
@@ -128,6 +134,9 @@ class JobExecutor:
         for running in list(self._running.values()):
             if running.link is not None and running.link.ended():
                 self._heard_last(running, now)
+            elif running.link is not None and running.patience and now >= running.patience:
+                running.patience = None  # it is frozen, or copies: the next one only cancels
+                running.link.kill()
             elif running.link is None and not self._settled(running) and now >= running.due:
                 self._start(running)
         self._leaving = [link for link in self._leaving if not link.ended()]

@@ -15,6 +15,7 @@ from fsworker.identity import Place, end_tree, find_by_environ
 from fsworker.jobs import ticket as words
 from fsworker.jobs.process import TOKEN
 from fsworker.jobs.ticket import Ticket, heard
+from fsworker.protocol import layout
 
 log = logging.getLogger("fsworker.jobs.link")
 
@@ -138,11 +139,13 @@ def end_runner(link: RunnerLink) -> None:
         log.error("pid %d of a job is left: %s", one.pid, one.state)
 
 
-def finish(ticket: Ticket) -> subprocess.Popen[bytes]:
+def finish(root: str, claim: str) -> subprocess.Popen[bytes]:
     """Start making the copies of a job's result; it looks for itself whether that counts."""
-    job = words.job_id(ticket)
+    token = layout.parse_claim_name(claim)
+    assert token is not None
+    job = layout.job_of(token.batch)
     return subprocess.Popen(
-        [sys.executable, "-m", "fsworker.jobs.finish", ticket.root, job],
+        [sys.executable, "-m", "fsworker.jobs.finish", root, job],
         stdin=subprocess.DEVNULL,
         env=_environment(),
         cwd="/",

@@ -61,11 +61,6 @@ class Ticket:
         return cls(**json.loads(line))
 
 
-def job_id(ticket: Ticket) -> str:
-    """The job that a ticket is for."""
-    return layout.job_of(ticket.token.batch)
-
-
 def said(kind: str, **fields: Any) -> bytes:
     """A line of a runner's."""
     return json.dumps({"say": kind, **fields}).encode() + b"\n"

@@ -119,6 +119,8 @@ class Job(_Record):
                 return f"field 'pass_env': {name!r:.60} is not the name of a variable"
         if not _CHECKPOINT.fullmatch(self.checkpoint):
             return f"field 'checkpoint' must be checkpoint.pt or alike, not {self.checkpoint!r:.60}"
+        if self.after is not None and not _ID.fullmatch(self.after):
+            return f"field 'after' cannot be the id of a job: {self.after!r:.60}"
         if self.weights and self.after:
             return "fields 'weights' and 'after' both say what it starts from"
         return None
