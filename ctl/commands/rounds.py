@@ -14,7 +14,9 @@ from ctl.params import COUNT, Read, json_option, root_option
 from ctl.session import Session
 from fsworker.errors import FleetError, UsageError
 from fsworker.protocol import federation
-from fsworker.protocol.records.round import LATE
+from fsworker.protocol.records.round import LATE, Group
+
+LORA = ("product", "factors")
 
 
 def _or(word: str, name: str, read: Callable[[Any], Any]) -> Read:
@@ -30,6 +32,7 @@ def _or(word: str, name: str, read: Callable[[Any], Any]) -> Read:
 @click.argument("names", metavar="[GROUP]...", nargs=-1)
 @root_option
 @click.option("--last", type=COUNT, default=5, help="Closed rounds that are shown [default: 5].")
+@click.option("--size", type=COUNT, help="Make the group if there is none, for so many jobs.")
 @click.option("--rule", metavar="NAME", help="Merge by this rule from the open round on.")
 @click.option("--option", "options", multiple=True, metavar="K=V", help="An option of the rule.")
 @click.option(
@@ -40,6 +43,11 @@ def _or(word: str, name: str, read: Callable[[Any], Any]) -> Read:
     type=_or("none", "duration", units.duration),
     help="Wait this long for the others, or none.",
 )
+@click.option("--episodes", type=COUNT, help="The last round.")
+@click.option(
+    "--key", "keys", multiple=True, metavar="PATTERN=ACTION", help="What becomes of keys."
+)
+@click.option("--lora", type=click.Choice(LORA), help="What is averaged of low-rank adapters.")
 @click.option("--keep-rounds", type=COUNT, help="Keep the uploads and models of this many rounds.")
 @click.option("--late", type=click.Choice(LATE), help="What becomes of late uploads.")
 @json_option
@@ -47,8 +55,9 @@ def _or(word: str, name: str, read: Callable[[Any], Any]) -> Read:
 def command(session: Session, /, **given: Any) -> int:
     """Show rounds: who is in, who is missing and why; or change the terms of a group.
 
-    --rule, --option, --quorum, --deadline, --keep-rounds and --late change a group while it runs;
-    the open round closes by the new terms. Exit code 1: a group is stuck, or cannot be read.
+    --rule, --option, --quorum, --deadline, --episodes, --key, --lora, --keep-rounds and --late
+    change a group while it runs; the open round closes by the new terms. With --size the group is
+    made first, so that its jobs find these terms. Exit code 1: a group is stuck, or cannot be read.
     """
     return _rounds(session, **given)
 
@@ -58,12 +67,17 @@ def _rounds(
     names: tuple[str, ...],
     root: str | None,
     last: int,
+    size: int | None,
     as_json: bool,
     **terms: Any,
 ) -> int:
     run = roots.open_run(*roots.find_root(root, session.config))
     if (changes := _changes(terms)) and len(names) != 1:
         raise UsageError("name the one group whose terms are to change")
+    if size is not None:
+        if len(names) != 1:
+            raise UsageError("name the one group that is to be made")
+        federation.create_group(run.store, Group(names[0], size))
     if changes:
         federation.edit_group(run.store, names[0], **changes)
         session.say(f"{names[0]}: changed {', '.join(sorted(changes))}")
@@ -88,16 +102,26 @@ def _rounds(
 
 def _changes(terms: dict[str, Any]) -> dict[str, Any]:
     """What is to be changed. `--quorum all` and `--deadline none` come as (None,)."""
-    found = {k: v for k, v in terms.items() if k not in ("options", "quorum", "deadline")}
+    apart = ("options", "keys", "quorum", "deadline")
+    found = {k: v for k, v in terms.items() if k not in apart}
     changes = {k: v for k, v in found.items() if v is not None}
     for name in ("quorum", "deadline"):
         if terms[name] is not None:
             changes[name] = terms[name][0]
+    if terms["keys"]:
+        changes["keys"] = dict(map(_key, terms["keys"]))
     if terms["options"]:
         changes["options"] = dict(map(_option, terms["options"]))
     elif "rule" in changes:
         changes["options"] = {}  # those of the old rule mean nothing to another
     return changes
+
+
+def _key(text: str) -> tuple[str, str]:
+    pattern, _, action = text.rpartition("=")
+    if not pattern or not action:
+        raise UsageError(f"--key {text!r:.80}: give PATTERN=ACTION")
+    return pattern, action
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -75,7 +75,8 @@ def all_groups(store: Store) -> list[str]:
 def create_group(store: Store, record: Group) -> Group:
     """Make a group, or adopt the one that has the id: what it is now. UsageError for none.
 
-    Refused when the group that is there has another size.
+    Refused when the group that is there has another size. One that does not know its last episode
+    learns it.
     """
     if (problem := record.problem()) is not None:
         raise UsageError(f"group {record.group!r:.80} cannot be made: {problem}")
@@ -92,6 +93,8 @@ def create_group(store: Store, record: Group) -> Group:
             f"group {record.group!r} has {there.size} participants, not {record.size}: "
             "take another group id"
         )
+    if there.episodes is None and record.episodes is not None:
+        return edit_group(store, record.group, episodes=record.episodes)
     return there
 
 

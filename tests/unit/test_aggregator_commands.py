@@ -12,8 +12,10 @@ import torch
 
 import ctl.cli
 import fedavg.cli
+from fedavg import publishing
 from fedavg.keeper import GroupKeeper
 from fsworker.protocol import federation
+from fsworker.protocol.artifacts import Damaged
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import groups
 from tests.support.roots import make_root
@@ -237,3 +239,43 @@ def test_a_group_that_cannot_be_read_hides_no_other(
     assert ctl.cli.main(["rounds", "--json"]) == 1
     found = json_of(capsys)
     assert [g["group"] for g in found["groups"]] == ["g"] and "JSON object" in found["broken"]["x"]
+
+
+def test_a_group_is_made_on_its_own_terms(store: Store) -> None:
+    argv = ["rounds", "g", "--size", "3", "--rule", "median", "--quorum", "2", "--lora", "product"]
+    assert ctl.cli.main([*argv, "--key", "*.step=max"]) == 0
+    group = federation.read_group(store, "g")
+    assert (group.size, group.rule, group.quorum, group.lora) == (3, "median", 2, "product")
+    assert group.keys == {"*.step": "max"} and group.episodes is None
+    make_group(store, "abc", episodes=7)  # as the jobs of the group do when they are submitted
+    group = federation.read_group(store, "g")
+    assert (group.rule, group.episodes) == ("median", 7)
+    assert ctl.cli.main(["rounds", "g", "--size", "4"]) == 5
+
+
+# -- reopen
+
+
+def test_a_round_whose_uploads_are_lost_is_closed_anew(
+    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_group(store, "abc", quorum=2)
+    for job in "abc":
+        upload(store, "g", job, 1, 1.0)
+    assert fedavg.cli.main(["reopen", "g"]) == 3
+
+    def lost(*args: Any, **kwargs: Any) -> None:
+        os.unlink(store.path(groups.upload_dir("g", 1, "a") + "/checkpoint.pt"))
+        raise Damaged("it is lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(publishing, "publish_merge", lost)
+        assert fedavg.cli.main(["once"]) == 1
+    assert fedavg.cli.main(["once"]) == 1
+    assert "checkpoint.pt is missing" in capsys.readouterr().out
+    assert fedavg.cli.main(["reopen", "g"]) == 0
+    assert fedavg.cli.main(["once"]) == 0
+    found = federation.read_global(store, "g", 2)
+    assert found is not None
+    assert fedavg.cli.main(["verify", "g"]) == 0
+    assert fedavg.cli.main(["reopen", "g"]) == 3
