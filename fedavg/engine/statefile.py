@@ -15,6 +15,7 @@ from types import TracebackType
 
 from fedavg.agreement import Unmergeable
 from fedavg.formats.base import Checkpoint, Entry
+from fedavg.formats.output import begin_to_store
 from fedavg.rule import Rule
 from fsworker.protocol.fsops import Store, storage_error
 
@@ -113,6 +114,7 @@ class StateWriter:
     def _put(self, place: int, buffer: memoryview) -> None:
         while buffer:
             done = os.pwrite(self._fd, buffer, place)
+            begin_to_store(self._fd, place, done)
             place, buffer = place + done, buffer[done:]
 
 
