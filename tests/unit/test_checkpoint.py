@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy as copying
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import torch
 
 from fedavg.checkpoint import UnsupportedCheckpoint, Writer, lora_pairs, open_checkpoint
 from fedavg.formats.nodes import Call, Global
+from fsworker.errors import StorageError
 from tests.support.checkpoints import copy, rest_of, same, tensors_of
 
 pytestmark = pytest.mark.unit
@@ -425,3 +427,15 @@ def test_neither_torch_nor_numpy_is_loaded_to_read_a_checkpoint(tmp_path: Path) 
     done = subprocess.run(argv, capture_output=True, text=True, cwd=repo, check=True)
     assert done.stdout.strip() == "{'n': 4}"
     assert loaded(tmp_path / "out.pt")["w"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_disk_that_takes_no_more_is_told_by_the_name_of_the_output(tmp_path: Path) -> None:
+    path, out = saved(tmp_path, {"w": torch.ones(4000)}), tmp_path / "out.pt"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"cannot write .*/out\.pt: File too large"):
+            copy(path, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == ["saved.pt"]
