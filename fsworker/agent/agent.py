@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Mapping
 from os import PathLike
-from types import TracebackType
 from typing import Any
 
 from fsworker.agent import messages, place, state
@@ -115,18 +114,8 @@ class Agent(Side):
                 self._become(state.conclude(self._state))
             self._line.outgoing.forget(parcel)
 
-    def __enter__(self) -> Agent:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not self._stopped:
-            self.stop()
+    def _leave(self) -> None:
+        self.stop()
 
     # -- the line
 

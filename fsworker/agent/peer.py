@@ -7,7 +7,6 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from os import PathLike
-from types import TracebackType
 from typing import Any
 
 from fsworker.agent import asking, messages, place
@@ -134,18 +133,8 @@ class Peer(Side):
         """End without a goodbye: a later Peer of the same agent goes on."""
         self._end(0.0, silent=True)
 
-    def __enter__(self) -> Peer:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not self._stopped:
-            self.bye()
+    def _leave(self) -> None:
+        self.bye()
 
     # -- the line
 

@@ -8,7 +8,8 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
 from fsworker.agent import place
 from fsworker.agent.line import Line
@@ -59,6 +60,19 @@ class Side(Party):
             self._line.start()
             self._pid = os.getpid()
         return None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._stopped:
+            self._leave()
 
     def _end(self, wait: float, *, silent: bool = False, alone: bool = False) -> None:
         """End the line (see `Line.end`); a warning when there is nothing to end."""
@@ -113,6 +127,10 @@ class Side(Party):
         """The line has ended by itself."""
         with self._changed:
             self._close(why)
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """The end of a `with`."""
 
     @abstractmethod
     def _close(self, why: str) -> None:
