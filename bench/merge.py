@@ -42,6 +42,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--peers", default="all", choices=["all", "none"])
+    parser.add_argument("--only", default="contest,memory", help="which parts to measure")
     parser.add_argument("--folder", help="where the models are made; default: a temporary one")
     args = parser.parse_args()
     args.size = args.size or (64 if args.quick else 512)
@@ -55,7 +56,7 @@ class Contest:
         self.args, self.out, self.folder = args, out, folder
         self.pythons: dict[str, str] = {}
         self.missing: dict[str, str] = {}
-        for entry in ENTRIES:
+        for entry in ENTRIES if "contest" in args.only else ENTRIES[:2]:
             self._prepare(entry)
 
     def _prepare(self, entry: Entry) -> None:
@@ -209,9 +210,10 @@ def main() -> int:
     folder = tempfile.mkdtemp(prefix="shardfleet-merge-", dir=args.folder)
     try:
         contest = Contest(args, out, folder)
-        for dtype in args.dtypes.split(","):
+        for dtype in args.dtypes.split(",") if "contest" in args.only else ():
             compare(contest, dtype)
-        memory(contest)
+        if "memory" in args.only:
+            memory(contest)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return out.finish()

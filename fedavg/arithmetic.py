@@ -31,8 +31,14 @@ def weighted_mean(models: Tensor, weights: tuple[float, ...], out: Tensor | None
 
     `weights` are positive and finite; `weighting.weights_of` makes them of sample counts.
     """
-    total = torch.mv(models.T, torch.tensor(weights, dtype=torch.float64), out=out)
-    return total.div_(sum(weights))
+    total = torch.mv(models.T, _vector(weights), out=out)
+    whole = sum(weights)
+    return total if whole == 1.0 else total.div_(whole)
+
+
+@functools.lru_cache(maxsize=64)
+def _vector(weights: tuple[float, ...]) -> Tensor:
+    return torch.tensor(weights, dtype=torch.float64)
 
 
 def ordered(models: Tensor) -> Tensor:

@@ -131,6 +131,8 @@ class Merger:
         dtype = dtype_of(self._inputs.models[0].entries[piece.key].dtype)
         reader, inputs = self._reader, self._inputs
         out = reader.space("out", 1, count, dtype)[0]
+        # What lies between the models is in the range of their type, and a sum tells the rest.
+        steps = kind.needs_base or bool(inputs.bases)
         for part in blocks(count, len(self._inputs.models)):
             models, x = block(part)
             wide = {name: reader.wide(name, kept[None, part])[0] for name, kept in state.items()}
@@ -139,7 +141,7 @@ class Merger:
             room = reader.space("room", 1, models.shape[1], torch.float64)[0]
             chunk = Chunk(models, inputs.weights, x, wide, inputs.staleness, room)
             value, kept = kind.apply(chunk, self._rule.numbers)
-            if not fits(value, dtype):
+            if not (fits(value, dtype) if steps else is_finite(value)):
                 raise NotFinite(piece)
             out[part].copy_(value)
             for name, values in kept.items():
