@@ -113,6 +113,8 @@ class Look:
             "ok": sum(h.ok for h in self.hosts),
             "slots": sum(b.slots_total for b in beats),
             "slots_busy": sum(b.slots_busy for b in beats),
+            "job_slots": sum(b.jobs_total for b in beats),
+            "jobs": sum(b.jobs_busy for b in beats),
             "pending": sum(self.backlog.pending.values()),
             "claimed": sum(self.backlog.claimed.values()),
             "done": sum(b.done for b in beats),

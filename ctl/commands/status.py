@@ -86,6 +86,8 @@ def _table(run: roots.Run, look: statusview.Look) -> None:
         f"{total['claimed']} claimed; {total['done']} tasks done and {total['failed']} failed "
         "by the workers' current lives"
     )
+    if total["jobs"]:
+        print(f"  {total['jobs']} of {total['job_slots']} job slots are busy; see ctl jobs")
     for shard in look.backlog.rows(run.manifest.shard_count):
         if shard["pending"] or shard["claimed"]:
             print(

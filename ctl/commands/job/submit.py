@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ctl import locks, render, roots, statusview
+from ctl import render, roots, statusview
 from ctl.jobs import asking, submitting
 from ctl.params import COUNT, DURATION, ENV_PAIR, POSITIVE, json_option, root_option
 from ctl.session import Session
@@ -76,8 +76,7 @@ def command(
         for job in jobs:
             submitting.check(run, job)
     else:
-        with locks.verb_lock(run.store, "job submit"):
-            submitting.submit(run, jobs)
+        submitting.submit(run, jobs)
         if not statusview.alive_hosts(run, 15.0):
             session.note("no worker is alive: the job waits for one")
     _show(session, run, jobs, as_json, dry_run)
