@@ -7,7 +7,7 @@ round is closed with and what a plan writes down.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -109,6 +109,18 @@ class Rule:
     def record(self) -> dict[str, object]:
         """For a plan: the name and every parameter; `strategies.rule(**record)` is it again."""
         return {"name": self.name, "params": dict(self.params)}
+
+
+def params_from(texts: Iterable[str]) -> dict[str, float]:
+    """Parameters as a user writes them, `NAME=NUMBER` each. UsageError for another form."""
+    found = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise UsageError(f"--set {text}: give it as NAME=NUMBER") from None
+    return found
 
 
 def bind(kind: Kind, params: Mapping[str, float | None]) -> Rule:

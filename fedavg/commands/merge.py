@@ -71,8 +71,9 @@ def _merge(
     state_in: str | None, state_out: str | None, force: bool, as_json: bool, **how: Any,
 ) -> None:  # fmt: skip
     from fedavg import merging, policy, strategies  # lazily: this imports torch
+    from fedavg.rule import params_from
 
-    of = strategies.rule(how["rule_name"], dict(_parameter(text) for text in how["params"]))
+    of = strategies.rule(how["rule_name"], params_from(how["params"]))
     keep = policy.policy_from([_key(text) for text in how["keys"]], how["lora"])
     if of.kind.state and state_out is None:
         raise UsageError(f"{of.name} keeps an optimiser state: say where with --state-out")
@@ -114,14 +115,6 @@ def _contributions(
         name = f"{path} ({again + 1})" if again else path
         found.append(Contribution(name, opened[i], counts[i], staleness=ages[i]))
     return found
-
-
-def _parameter(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        raise UsageError(f"--set {text}: give it as NAME=NUMBER") from None
 
 
 def _key(text: str) -> tuple[str, str]:

@@ -68,10 +68,11 @@ def command(
 def _under(eye: GroupEye, plan: Plan, name: str | None, params: tuple[str, ...]) -> Plan:
     """The plan with another rule."""
     from fedavg import strategies
+    from fedavg.rule import params_from
 
     if name is None and not params:
         return plan
-    given = dict(_parameter(text) for text in params)
+    given = params_from(params)
     if name in (None, plan.rule):
         given = {**plan.options, **given}
     rule = strategies.rule(name or plan.rule, given)
@@ -79,14 +80,6 @@ def _under(eye: GroupEye, plan: Plan, name: str | None, params: tuple[str, ...])
     same = before is not None and before.merge.rule == rule.name
     state = before.merge.state_digest if before is not None and same else None
     return replace(plan, rule=rule.name, options=dict(rule.params), state=state)
-
-
-def _parameter(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        raise UsageError(f"--set {text}: give it as NAME=NUMBER") from None
 
 
 def _drop(path: str) -> None:
