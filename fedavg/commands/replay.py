@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fsworker.errors import NotRunning, Refused, UsageError
+from fsworker.errors import NotRunning, Refused
 
 if TYPE_CHECKING:
     from fsworker.protocol.groupview import GroupEye
