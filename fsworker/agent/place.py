@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from os import PathLike, fspath
 
 from fsworker.errors import UsageError
@@ -52,7 +53,7 @@ def seconds(name: str, value: float | None, *, optional: bool = False) -> None:
     """UsageError for what is no number of seconds above 0."""
     if value is None and optional:
         return
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not math.isfinite(value or 0) or not (value or 0) > 0:
         raise UsageError(f"{name} must be a number of seconds above 0, not {value!r:.60}")
 
@@ -61,7 +62,7 @@ def checked_timeout(timeout: float | None) -> None:
     """TypeError for a timeout that is no number, ValueError for one that is not above 0."""
     if timeout is None:
         return
-    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
+    if not isinstance(timeout, Real) or isinstance(timeout, bool):
         raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")
     if not timeout > 0:
         raise ValueError(f"timeout must be above 0, not {timeout}")

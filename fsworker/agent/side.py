@@ -48,7 +48,7 @@ class Side(Party):
     @property
     def connected(self) -> bool:
         """Whether the other side was heard of within `connection_timeout`."""
-        return self._link.connected
+        return self._link.connected and not self._stopped
 
     def start(self) -> None:
         """Begin. NotRunning where there is no run, StorageError; CallStateError after `stop`."""
