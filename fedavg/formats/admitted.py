@@ -49,7 +49,7 @@ def find(module: str, name: str) -> Global:
     full = f"{module}.{name}"
     if full in CALLS or full in VALUES:
         return Global(full)
-    raise NotAdmitted(full)
+    raise NotAdmitted(full[:200] if full.isprintable() else ascii(full[:200]))
 
 
 def call(function: object, args: object) -> object:

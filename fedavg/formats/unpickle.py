@@ -59,7 +59,7 @@ def load(data: bytes, where: str) -> object:
     except admitted.NotMerged as error:
         raise UnsupportedCheckpoint(where, str(error)) from None
     except _GARBLED as error:
-        detail = str(error) or type(error).__name__
+        detail = " ".join(str(error).split()) or type(error).__name__
         raise DamagedCheckpoint(where, f"its pickle cannot be read: {detail:.200}") from None
 
 
@@ -187,7 +187,8 @@ class _Machine:
         if not isinstance(made, Call) or made.name != "builtins.set":
             raise ValueError(f"it adds items to a {type(made).__name__}")
         known = made.args[0] if made.args else []
-        assert isinstance(known, list)
+        if not isinstance(known, (list, tuple)):
+            raise ValueError("it adds items to a set of no list")
         self.stack.append(Call("builtins.set", ([*known, *values],)))
 
     def dict_of(self, _: None) -> None:

@@ -133,6 +133,8 @@ ODD = {
     "a state for a size": (b"\x80\x02ctorch\nSize\n)\x85R}b.", "torch.Size"),
     "a module as persistent id": (b"\x80\x02" + text("module") + b"\x85Q.", "storage"),
     "a persistent id of text": (b"P0\n.", "PERSID"),
+    "a name of two lines": (
+        b"\x80\x04" + text("os") + text("sys\ntem\x1b[2J") + b"\x93.", r"'os.sys\ntem\x1b[2J'"),
     "an append to a dict": (b"\x80\x02}Na.", "appends"),
     "an item of a list": (b"\x80\x02]NNs.", "item"),
     "an unhashable key": (b"\x80\x02}]Ns.", "list for a key"),
@@ -162,6 +164,8 @@ ODD = {
     ),
     "a zero-filled bytearray": (b"\x80\x02c__builtin__\nbytearray\nJ\0\0\0\x7f\x85R.", "bytearray"),
     "a set of lists": (b"\x80\x02}" + text("s") + b"c__builtin__\nset\n]]a\x85Rs.", "set of"),
+    "items for a set of a number": (
+        b"\x80\x04" + b"cbuiltins\nset\nK\x01\x85R(K\x01\x90.", "no list"),
     "a deep tuple in a set": (
         b"\x80\x02}" + text("s") + b"c__builtin__\nset\n](" + DEEP + b"e\x85Rs.", "set of"),
     "a deep tuple as a key": (b"\x80\x02}" + DEEP + b"Ns.", "tuple for a key"),
