@@ -62,6 +62,10 @@ class Executor(Protocol):
     def refused(self) -> str | None:
         """The sentence with which it declines to ever take any."""
 
+    @property
+    def held_up(self) -> bool:
+        """Whether nothing that has not begun will begin soon: others should have it."""
+
     def room(self) -> int:
         """How many more tasks it wants now."""
 

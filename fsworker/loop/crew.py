@@ -40,6 +40,11 @@ class Crew:
         """The sentence with which one declines to ever take any."""
         return next((one.refused for one in self.kinds if one.refused), None)
 
+    @property
+    def held_up(self) -> bool:
+        """Whether tasks would wait here behind others that take long."""
+        return self._tasks is not None and self._tasks.held_up
+
     def room(self) -> int:
         """How many more tasks are wanted now."""
         return self._tasks.room() if self._tasks else 0

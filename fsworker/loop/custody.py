@@ -94,7 +94,7 @@ class Custody:
             if now >= holding.due and holding.give_back():
                 self._let_go(holding)
         if now >= self._parts_due:
-            self._parts_due = now + 0.5
+            self._parts_due = now + 0.25
             for holding in self.holdings.values():
                 if now >= holding.due:
                     holding.publish_early(now)
@@ -184,12 +184,12 @@ class Custody:
                     self._let_go(holding)
 
     def _disown(self, lame: bool) -> None:
-        """If no slot is left that could execute anything, others shall have what we hold."""
+        """What no slot of ours can execute, or none soon, others shall have."""
         if lame and not self._disowned:
             log.error("no slot can be used: all claims are given back, and nothing is taken")
         self._disowned = lame
-        if lame:
-            self.give_back(everything=True)
+        if lame or self._executor.held_up:
+            self.give_back(everything=lame)
 
     def abandon(self) -> None:
         """Last of all: return even what is finished, rather than keep it from everybody."""

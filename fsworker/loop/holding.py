@@ -16,6 +16,7 @@ from typing import Any
 from fsworker import outcomes
 from fsworker.errors import FormatError
 from fsworker.loop import fitting, setaside
+from fsworker.loop.early import Early
 from fsworker.protocol import layout, ledger, segment
 from fsworker.protocol.fsops import NO_ROOM, Store
 from fsworker.protocol.layout import Owner, Token
@@ -25,9 +26,6 @@ from fsworker.slots.backlog import Work
 
 log = logging.getLogger("fsworker.loop.holding")
 
-FIRST_PART = 2.0
-"""Seconds after which a batch publishes what it has finished, the first time."""
-_PART_SLOWER, _PART_LONGEST = 1.5, 15.0
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 5.0
 NO_FILE = {errno.EISDIR: "it is a folder", errno.ENXIO: "it is a pipe, a socket or a device"}
 """What reading says of a name that is no file, and what people are told."""
@@ -54,9 +52,7 @@ class Holding:
         self._written = self._commit_tried = False
         self._no_room = 0
         self._parts = 0
-        self._published = 0
-        self._part_pause = FIRST_PART
-        self._part_due = now + FIRST_PART
+        self._early = Early(now)
 
     @property
     def key(self) -> str:
@@ -155,19 +151,20 @@ class Holding:
 
     def hurry(self) -> None:
         """Publish what has finished at the next chance: somebody waits for it."""
-        self._part_due = 0.0
+        self._early.hurry()
 
     def publish_early(self, now: float) -> None:
         """Publish what has finished since the last time, if the batch takes long."""
         work = self.work
-        if work is None or now < self._part_due or work.finished:
+        if work is None or work.finished:
             return
-        self._part_due = now + self._part_pause
-        waiting = work.results.entries[self._published :]
+        entries = work.results.entries
+        if not self._early.is_due(now, len(entries)):
+            return
+        waiting = entries[self._early.published :]
         new = [entry.data for entry in waiting[: fitting.portion(waiting)]]
         if new and self.put_part(new, durable=False):
-            self._published += len(new)
-            self._part_pause = min(self._part_pause * _PART_SLOWER, _PART_LONGEST)
+            self._early.did(len(new))
 
     def put_part(self, records: list[bytes], *, durable: bool) -> bool:
         """Publish a part of this attempt; False when that failed."""

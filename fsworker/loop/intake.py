@@ -25,6 +25,10 @@ log = logging.getLogger("fsworker.loop.intake")
 QUICK = 0.002
 HOME_IDLE = 0.32
 FOREIGN_IDLE = 10.0
+FOREIGN_AWAKE = 0.3
+AWAKE = 45.0
+"""Seconds after the last claim for which foreign shards are looked at every FOREIGN_AWAKE at least:
+what lies behind somebody's long task is taken over while a run is in use, not ten seconds later."""
 _SLOWER = 1.5
 LOST_RACES = 8
 """Claims lost in a row after which a listing is too old to be used up."""
@@ -44,9 +48,9 @@ class Pause:
         self._pause = QUICK
         self.due = min(self.due, now + QUICK)
 
-    def wait(self, now: float) -> None:
-        """Nothing was found: look later than last time."""
-        self.due = now + self._pause
+    def wait(self, now: float, most: float | None = None) -> None:
+        """Nothing was found: look later than last time, but within `most` seconds."""
+        self.due = now + (self._pause if most is None else min(self._pause, most))
         self._pause = min(self._pause * _SLOWER, self._longest)
 
 
@@ -67,6 +71,7 @@ class Intake:
         self._found: deque[Token] = deque()
         self._listed = 0.0
         self._lost = 0
+        self._claimed = -AWAKE
         self.home = Pause(HOME_IDLE)
         self.foreign = Pause(FOREIGN_IDLE)
         self._trouble = False
@@ -101,7 +106,8 @@ class Intake:
             self._look(self._foreign[0], now)
             if not self._found:
                 self._foreign.append(self._foreign.pop(0))
-                self.foreign.wait(now)
+                awake = now - self._claimed < AWAKE
+                self.foreign.wait(now, FOREIGN_AWAKE if awake else None)
         return self._found[0] if self._found else None
 
     def took(self, token: Token, *, won: bool, now: float) -> None:
@@ -110,6 +116,7 @@ class Intake:
         self._lost = 0 if won else self._lost + 1
         pause = self.home if token.shard in self._homes else self.foreign
         if won:
+            self._claimed = now
             pause.hurry(now)
         elif not self._found or self._lost >= LOST_RACES:
             pause.wait(now)  # or a folder that refuses us would be tried without a rest

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from fsworker import outcomes
 from fsworker.executors import Setting
 from fsworker.slots import wire as slot_wire
-from fsworker.slots.backlog import Backlog, Work, tail
+from fsworker.slots.backlog import LONG, Backlog, Work, tail
 from fsworker.slots.memory import Entry
-from fsworker.slots.pool import SlotPool
+from fsworker.slots.pool import LOOK_EVERY, SlotPool
 from fsworker.slots.repeats import Repeats, final
 from fsworker.slots.slot import Blame, Loss, Slot
 
@@ -42,6 +42,8 @@ class TaskExecutor:
         self._handed: dict[int, _Handed] = {}
         self._number = 0
         self._touched: dict[str, Work] = {}
+        self.held_up = False
+        self._judged = 0.0
         self._repeats = Repeats()
         self._alone: int | None = None
         self._losses: Counter[tuple[str, int]] = Counter()
@@ -54,7 +56,7 @@ class TaskExecutor:
 
     def room(self) -> int:
         """How many more tasks it can serve soon."""
-        return self._backlog.wanted(self.total())
+        return 0 if self.held_up else self._backlog.wanted(self.total())
 
     def add(self, work: Work) -> None:
         """Take a batch; what it does not hand out yet is let go by `release`."""
@@ -100,6 +102,8 @@ class TaskExecutor:
             for slot in self.pool.idle():
                 if not self._hand_out(slot) and not self._take_over(slot, now):
                     break
+        if now >= self._judged + LOOK_EVERY:
+            self._judged, self.held_up = now, self._is_held_up(now)
         touched = list(self._touched.values())
         self._touched.clear()
         for work in touched:
@@ -201,6 +205,13 @@ class TaskExecutor:
         self._backlog.put_back(longest[1].work, cut, end)
         return self._hand_out(slot)
 
+    def _is_held_up(self, now: float) -> bool:
+        """Whether every slot is at a task that takes long, or has to leave room for one."""
+        alone = self._handed.get(self._alone or 0)
+        if alone is not None:
+            return _at_length(alone.slot, now)
+        return bool(self._handed) and all(_at_length(slot, now) for slot in self.pool.slots)
+
     def _take_away(self, handed: _Handed, gone: set[int]) -> None:
         """End a slot that is at a task of `gone`, or cut its range before the next of them."""
         slot = handed.slot
@@ -244,6 +255,13 @@ def _running(slot: Slot) -> int:
     """The task that a busy slot is at: the first of its range while it has not begun."""
     state = slot.region.state()
     return state.task if state.number == slot.range and state.task >= 0 else slot.first
+
+
+def _at_length(slot: Slot, now: float) -> bool:
+    """Whether a slot has been at one task for long, or is no use at all."""
+    state = slot.region.state()
+    at_it = slot.state == "busy" and state.number == slot.range and state.task >= 0
+    return slot.state == "stuck" or (at_it and now - state.started > LONG)
 
 
 def _left(slot: Slot) -> int:

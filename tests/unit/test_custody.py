@@ -31,6 +31,7 @@ class Idle:
 
     ready = True
     refused: str | None = None
+    held_up = False
 
     def __init__(self) -> None:
         self.works: list[Work] = []
