@@ -133,6 +133,9 @@ class Course:
         if not count:
             return step.first - 1
         episode = step.first - 1 + count
+        self._at.control.look()  # it may have been frozen while it trained
+        if self._at.control.told == "gone":
+            raise Interrupted("gone")
         wanted = self._record(step, found, told, count, weights)
         done = self._at.insist(lambda: handing.publish(self._store, folder, found, wanted))
         # Written and digested a moment ago: not read anew to be verified.
