@@ -76,7 +76,7 @@ def _examine(
 ) -> Verdict:
     try:
         stamps = stamps_of(store, folder, done.files)
-        artifacts.verify(store, folder, full=True)
+        artifacts.verify(store, folder, full=True, exact=True)
         with open_checkpoint(
             checkpoint_path(store, folder, done.files, "checkpoint")
         ) as checkpoint:

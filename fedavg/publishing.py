@@ -146,7 +146,7 @@ def rehearse(store: Store, eye: GroupEye, plan: Plan) -> None:
 def verify_contributor(store: Store, group: str, contributor: Contributor) -> None:
     """Damaged when an upload is not, byte for byte, what the plan says."""
     folder = groups.upload_dir(group, contributor.episode, contributor.job)
-    artifacts.verify_files(store, folder, contributor.files, full=True)
+    artifacts.verify_files(store, folder, contributor.files, full=True, exact=True)
 
 
 def versions() -> dict[str, str]:

@@ -29,7 +29,7 @@ def retire(store: Store, group: str, newest: int, keep: int, since: int = 0) -> 
     uploads = _numbers(store, groups.uploads_dir(group))
     for number in rounds.retired(newest, keep, uploads):
         folder = groups.round_uploads_dir(group, number)
-        for name in federation.names(store, folder):
+        for name in federation.names(store, folder) if _is_own(store, folder) else ():
             fsfolders.remove_tree(store, f"{folder}/{name}", first=artifacts.DONE)
         fsfolders.remove_tree(store, folder)
     refused = _numbers(store, groups.refusals_dir(group))
@@ -63,6 +63,14 @@ def remove_leftovers(store: Store, group: str, *, alone: bool, now: float | None
 def _old(store: Store, path: str, now: float | None) -> bool:
     try:
         return now is not None and now - fsfolders.last_change(store, path) > LEFTOVER_AGE
+    except OSError:
+        return False
+
+
+def _is_own(store: Store, folder: str) -> bool:
+    """Whether this is a folder of the run, and no link that leads out of it."""
+    try:
+        return fsfolders.is_folder(store, folder)
     except OSError:
         return False
 

@@ -16,11 +16,12 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fsworker.errors import FormatError
 from fsworker.protocol import fsfolders, layout
+from fsworker.protocol.fsfolders import Entry
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.records.artifact import Done, FileDigest, tree_digest
 
@@ -156,20 +157,26 @@ def read_done(store: Store, folder: str) -> Done:
         raise storage_error(error, "read", path) from None
 
 
-def verify(store: Store, folder: str, *, full: bool) -> Done:
+def verify(store: Store, folder: str, *, full: bool, exact: bool = False) -> Done:
     """A folder's record, when all that it names is there with the right size; Damaged otherwise.
 
-    With `full` every byte is read and its digest compared, once from a fresh open.
+    With `full` every byte is read and its digest compared, once from a fresh open. `exact`: nothing
+    else lies there, which the record does not name and a reader might open.
     """
     done = read_done(store, folder)
-    verify_files(store, folder, done.files, full=full)
+    verify_files(store, folder, done.files, full=full, exact=exact)
     return done
 
 
-def verify_files(store: Store, folder: str, files: Iterable[FileDigest], *, full: bool) -> None:
+def verify_files(
+    store: Store, folder: str, files: Iterable[FileDigest], *, full: bool, exact: bool = False
+) -> None:
     """Damaged, naming the first file that is not as its digest says; StorageError if unreadable."""
     try:
         there = {entry.name: entry for entry in fsfolders.entries(store, folder)}
+        files = tuple(files)
+        if exact:
+            _refuse_others(store, folder, there, {file.name for file in files})
         for file in files:
             path, entry = store.path(f"{folder}/{file.name}"), there.get(file.name)
             if entry is None:
@@ -188,6 +195,17 @@ def verify_files(store: Store, folder: str, files: Iterable[FileDigest], *, full
         raise Damaged(f"{path} is missing, or went while it was read", path=path) from None
     except OSError as error:
         raise storage_error(error, "read", store.path(folder)) from None
+
+
+def _refuse_others(store: Store, folder: str, there: Mapping[str, Entry], named: set[str]) -> None:
+    for name, entry in there.items():
+        if entry.kind != "folder" and name not in named | {DONE} and not _is_hidden(name):
+            path = store.path(f"{folder}/{name}")
+            raise Damaged(f"{path} is there, and {DONE} does not name it", path=path)
+
+
+def _is_hidden(name: str) -> bool:
+    return any(layout.is_foreign(part) for part in name.split("/"))
 
 
 @dataclass(frozen=True)

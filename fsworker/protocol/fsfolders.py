@@ -42,8 +42,11 @@ class Entry:
 def entries(store: Store, folder: str) -> list[Entry]:
     """All that is in a folder and below it, by name; each folder freshly opened.
 
-    What is neither a regular file nor a folder (a link, a pipe) is `other`.
+    What is neither a regular file nor a folder (a link, a pipe) is `other`. NotADirectoryError when
+    the folder itself is a link.
     """
+    if not is_folder(store, folder):
+        raise NotADirectoryError(errno.ENOTDIR, "not a folder", store.path(folder))
     return sorted(_entries(store, folder, "", DEPTH))
 
 
@@ -111,13 +114,21 @@ def make_folders(store: Store, folder: str) -> None:
         store.mkdir(folder)
 
 
+def is_folder(store: Store, rel: str) -> bool:
+    """Whether this is a folder itself, and no link to one. OSError when it is not there."""
+    return stat.S_ISDIR(os.lstat(store.path(rel)).st_mode)
+
+
 def remove_tree(store: Store, folder: str, *, first: str | None = None) -> bool:
     """Remove a folder that nobody will read again; False when something of it stays.
 
     `first` is the file that makes readers look at the rest, so it goes before the rest. What a
-    server keeps of open files (`.nfs…`) stays for the next time.
+    server keeps of open files (`.nfs…`) stays for the next time. Of a link only the link goes.
     """
     try:
+        if not is_folder(store, folder):
+            store.remove(folder)
+            return True
         if first is not None:
             store.remove(f"{folder}/{first}")
         for entry in reversed(entries(store, folder)):

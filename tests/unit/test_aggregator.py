@@ -373,6 +373,42 @@ def test_what_a_killed_one_left_is_removed(store: Store) -> None:
     assert ".tmp~1-x~group.json" in store.scan(groups.group_dir("g"))
 
 
+def test_retention_and_merging_follow_no_link_out_of_the_root(store: Store, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    (precious / "a").mkdir(parents=True)
+    for path in ("x", "done.json", "a/done.json", "a/x"):
+        (precious / path).write_bytes(b"precious")
+    make_group(store, "abc", keep_rounds=1, quorum=2)
+    for episode in (1, 2, 3, 4):
+        if episode == 1:
+            fsfolders.make_folders(store, groups.round_uploads_dir("g", 1))
+            os.symlink(precious, store.path(groups.upload_dir("g", 1, "c")))
+        for job in "ab":
+            upload(store, "g", job, episode, 1.0)
+        keep(store)
+        if episode == 1:
+            assert refusals(store, 1)["c"] == "damaged"
+        if episode == 2:
+            folder = store.path(groups.round_uploads_dir("g", 2))
+            os.rename(folder, tmp_path / "away")
+            os.symlink(precious, folder)
+    found = sorted(str(p.relative_to(precious)) for p in precious.rglob("*") if p.is_file())
+    assert found == ["a/done.json", "a/x", "done.json", "x"]
+    uploads = store.scan(groups.uploads_dir("g"))
+    assert uploads == ["after_ep_0004"]
+
+
+def test_what_its_record_does_not_name_is_not_merged(store: Store) -> None:
+    make_group(store, "abc", quorum=2)
+    for job in "abc":
+        upload(store, "g", job, 1, 1.0)
+    folder = groups.upload_dir("g", 1, "a")
+    store.put(f"{folder}/more.pt", b"slipped in")
+    store.put(f"{groups.upload_dir('g', 1, 'b')}/.nfs0001", b"left by a server")
+    keep(store)
+    assert refusals(store, 1) == {"a": "damaged"}
+
+
 # -- the process
 
 
