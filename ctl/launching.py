@@ -68,6 +68,7 @@ def _ask(prompt: str) -> str | None:
 
 def request_for(meta: LaunchMeta, host: str) -> LaunchRequest:
     """What to ask of `host` for the launch that `meta` gives it."""
+    passing.warn(meta.pass_env)
     worker = worker_of(meta, host)
     terms = meta.host_terms.get(host, HostTerms())
     return LaunchRequest(

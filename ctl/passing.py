@@ -8,8 +8,10 @@ starts a host again, the watcher too, must have them in its own environment.
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from ctl import units
 from fsworker.errors import UsageError
@@ -31,14 +33,18 @@ def check(names: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def lines(names: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Shell lines that give a host the values; one that is not set here is left out, and said."""
-    found = []
+@cache
+def warn(names: tuple[str, ...]) -> None:
+    """Say once which values a host that is started now will not get."""
     for name in names:
-        if name in environ:
-            found.append(f"{name}={shlex.quote(environ[name])}; export {name}")
-        else:
-            log.info("%s is not set here: jobs that ask for it are declined", name)
+        if name not in os.environ:
+            log.warning("%s is not set here: hosts started now decline jobs that ask for it", name)
+
+
+def lines(names: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Shell lines that give a host the values; one that is not set here is left out."""
+    known = [name for name in names if name in environ]
+    found = [f"{name}={shlex.quote(environ[name])}; export {name}" for name in known]
     if names:
         found.append(f"{NAMES}={','.join(names)}; export {NAMES}")
     return found

@@ -164,7 +164,8 @@ def choose_place(session: Session, options: dict[str, Any]) -> tuple[str, str]:
         raise UsageError("no root is named: give --root, or set FLEET_ROOT to the folder for runs")
     if options["run_id"] is not None:
         roots.check_part(options["run_id"], "--run-id")
-    if not options["fn"] and config.source("fn") == "default":
+    unserved = options["concurrency"] == 0  # it runs jobs alone
+    if not options["fn"] and not unserved and config.source("fn") == "default":
         session.note(f"no --fn is given: serving {config.get('fn')[0]}")
     run_id = options["run_id"] or roots.new_run_id()
     return roots.run_root(base, options["experiment"], options["trial"], run_id), run_id
