@@ -36,6 +36,31 @@ def test_sizes_follow_what_tasks_take() -> None:
     assert sizer.choose(None) == 1
 
 
+def worked(sizer: Sizer, batches: int, overhead: float, each: float) -> list[int]:
+    """The sizes of so many batches that take a fixed time and one for each task."""
+    sizes = []
+    for _ in range(batches):
+        sizes.append(sizer.choose(None))
+        sizer.learn(sizes[-1], overhead + each * sizes[-1])
+    return sizes
+
+
+@pytest.mark.parametrize("overhead", [0.3, 0.9])
+def test_slow_storage_does_not_make_batches_small(overhead: float) -> None:
+    sizer = Sizer(4096, 2)
+    for _ in range(40):  # a bad moment
+        sizer.learn(3, 1.5)
+    assert sizer.choose(None) <= 3
+    assert min(worked(sizer, 400, overhead, 1e-4)[-100:]) > 200, "where 2,000 tasks take 0.2 s"
+
+
+@pytest.mark.parametrize(("each", "most"), [(0.1, 2), (0.02, 10), (2.0, 1)])
+def test_larger_batches_are_tried_now_and_then_and_cost_little(each: float, most: int) -> None:
+    sizes = worked(Sizer(4096, 2), 400, 0.01, each)[-160:]
+    assert sorted(sizes)[140] <= most, "nine of ten are as small as ever"
+    assert max(sizes) <= 4 * most
+
+
 @pytest.mark.parametrize(
     ("waiting", "size"), [(1, 8), (100, 50), (128, 64), (1000, 64), (None, 64), (10, 8)]
 )
