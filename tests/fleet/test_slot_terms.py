@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-import selectors
 import signal
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from fsworker.executors import TASKS, Setting, open_executor
+from fsworker.executors import Setting
 from fsworker.protocol import packing
 from fsworker.protocol.records.slots import SlotTerms
 from fsworker.slots import devices
-from tests.support.slotbench import Bench
+from tests.support.ctlrun import Ctl
+from tests.support.slotbench import Bench, refusal
 from tests.support.waiting import Spawned, with_environ
 from tests.support.workers import REPO
 
@@ -118,15 +118,8 @@ def test_a_limit_that_the_import_has_used_up_is_refused(mark: str, start: str) -
     setting = Setting(
         1, (f"{MODULE}.pid",), slot_start=start, env={"PYTHONPATH": REPO}, terms=terms
     )
-    selector = selectors.DefaultSelector()
-    executor = open_executor(TASKS, setting, selector)
-    end = time.monotonic() + 30
-    while executor.refused is None and time.monotonic() < end:
-        for key, mask in selector.select(0.05):
-            key.data(mask)
-        executor.step(time.monotonic())
-    executor.close()
-    assert executor.refused and "--slot-mem 2 MiB is too little" in executor.refused
+    said = refusal(setting)
+    assert said and "--slot-mem 2 MiB is too little" in said
 
 
 # -- killed by somebody else
@@ -196,6 +189,19 @@ def test_slots_see_their_own_devices_before_the_import(open_bench: Callable[...,
     for name in ("CUDA_VISIBLE_DEVICES", "FLEET_GPUS"):
         answers = bench.run("at_import", [[name]] * 6)
         assert {value for _, value in answers} == {"GPU-7", "MIG-9"}
+
+
+def test_a_run_shows_who_has_which_device_and_refuses_too_many_slots(tmp_path: Path) -> None:
+    with Ctl(tmp_path) as ctl:
+        root = ("--root", str(ctl.runs / "run"))
+        more = ("--fn", f"{MODULE}:at_import", "--gpus", "GPU-7,MIG-9")
+        refused = ctl("start", *root, *more, "--concurrency", "3")
+        assert refused.returncode == 5
+        assert "3 slots do not fit on 2 GPUs (--gpus: GPU-7,MIG-9)" in refused.stderr
+        assert ctl("start", *root, *more, "--concurrency", "2").returncode == 0
+        (host,) = json.loads(ctl("status", *root, "--json").stdout)["hosts"]
+        assert host["gpus"] == ["GPU-7", "MIG-9"]
+        assert ctl("stop", *root).returncode == 0
 
 
 # -- coroutines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import struct
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fsworker import procfs
-from fsworker.executors import TASKS, Setting, open_executor
+from fsworker.executors import Setting
 from fsworker.protocol import packing
 from fsworker.protocol.segment import Records
 from fsworker.slots import inspection
@@ -22,7 +21,7 @@ from fsworker.slots import link as zygote_link
 from fsworker.slots import pool as slots
 from fsworker.slots import wire as slot_wire
 from fsworker.slots.backlog import Work
-from tests.support.slotbench import Bench
+from tests.support.slotbench import Bench, refusal
 from tests.support.waiting import Spawned, gone, proc_state, wait_until, with_environ
 from tests.support.workers import MODULE
 
@@ -360,14 +359,5 @@ def test_the_environment_is_set_before_the_import_and_for_each_task(bench: Bench
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_functions_that_cannot_be_loaded_are_refused(start: str, mark: str) -> None:
-    selector = selectors.DefaultSelector()
-    setting = Setting(1, ("nowhere:f",), slot_start=start, env={"SLOT_TEST": mark})
-    executor = open_executor(TASKS, setting, selector)
-    end = time.monotonic() + 20
-    while executor.refused is None and time.monotonic() < end:
-        for key, mask in selector.select(0.05):
-            key.data(mask)
-        executor.step(time.monotonic())
-    executor.close()
-    assert executor.refused and "there is no module 'nowhere'" in executor.refused
-    assert not executor.ready
+    said = refusal(Setting(1, ("nowhere:f",), slot_start=start, env={"SLOT_TEST": mark}))
+    assert said and "there is no module 'nowhere'" in said

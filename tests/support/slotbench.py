@@ -87,3 +87,16 @@ class Bench:
         found = [packing.unpack(work.results[i]) for i in range(len(calls))]
         assert [f[:2] for f in found] == [[i, self.id_of(i)] for i in range(len(calls))]
         return [(f[2], f[3]) for f in found]
+
+
+def refusal(setting: Setting, seconds: float = 30.0) -> str | None:
+    """The sentence with which an executor declines to ever take work; None: it has not within."""
+    selector = selectors.DefaultSelector()
+    executor = open_executor(TASKS, setting, selector)
+    end = time.monotonic() + seconds
+    while executor.refused is None and time.monotonic() < end:
+        for key, mask in selector.select(0.05):
+            key.data(mask)
+        executor.step(time.monotonic())
+    executor.close()
+    return executor.refused
