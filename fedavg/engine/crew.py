@@ -8,7 +8,7 @@ splits a sum would decide how that is rounded.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Generic, TypeVar
@@ -19,25 +19,25 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def work_off(items: Sequence[T], make: Callable[[], Callable[[T], None]], threads: int) -> None:
+def work_off(items: Iterable[T], make: Callable[[], Callable[[T], None]], threads: int) -> None:
     """Call a worker on every item; `make` gives each thread a worker with buffers of its own.
 
-    Items are begun in order. After an error nothing more is begun, and of all errors the one of
-    the earliest item is raised: the same whatever the threads did.
+    Items are begun in order, and taken from `items` when they are. After an error nothing more is
+    begun, and of all errors the one of the earliest item is raised: the same whatever the threads
+    did.
     """
     crew = _Crew(items, make)
     with _one_torch_thread():
-        if threads <= 1 or len(items) <= 1:
+        if threads <= 1:
             crew.work()
         else:
-            crew.work_in(min(threads, len(items)))
+            crew.work_in(threads)
     crew.raise_first()
 
 
 class _Crew(Generic[T]):
-    def __init__(self, items: Sequence[T], make: Callable[[], Callable[[T], None]]) -> None:
-        self._items, self._make = items, make
-        self._order = iter(range(len(items)))
+    def __init__(self, items: Iterable[T], make: Callable[[], Callable[[T], None]]) -> None:
+        self._items, self._make = enumerate(items), make
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._errors: list[tuple[int, BaseException]] = []
@@ -56,10 +56,11 @@ class _Crew(Generic[T]):
             do = self._make()
             while not self._stop.is_set():
                 with self._lock:
-                    index = next(self._order, -1)
-                if index < 0:
+                    taken = next(self._items, None)
+                if taken is None:
                     return
-                do(self._items[index])
+                index, item = taken
+                do(item)
         except Exception as error:
             self._stop.set()
             self._errors.append((index, error))

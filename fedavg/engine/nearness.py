@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedavg.engine.crew import InOrder, work_off
-from fedavg.engine.pieces import Piece, pieces
+from fedavg.engine.pieces import pieces
 from fedavg.engine.piecework import Inputs, Measurer
 from fedavg.policy import Action
 from fedavg.rule import Rule
@@ -39,11 +39,6 @@ def _distances(inputs: Inputs, actions: dict[str, Action], threads: int) -> list
         total.add_(part)
 
     ordered = InOrder(add)
-    index = {piece: i for i, piece in enumerate(work)}
-
-    def put(piece: Piece, part: Tensor) -> None:
-        ordered.put(index[piece], part)
-
-    work_off(work, lambda: Measurer(inputs, put), threads)
+    work_off(enumerate(work), lambda: Measurer(inputs, ordered.put), threads)
     found: list[list[float]] = total.tolist()
     return found

@@ -35,19 +35,20 @@ class Piece:
     action: Action
 
 
-def pieces(entries: Mapping[str, Entry], actions: Mapping[str, Action], inputs: int) -> list[Piece]:
-    """All pieces of the entries that have an action, in their order.
+def pieces(
+    entries: Mapping[str, Entry], actions: Mapping[str, Action], inputs: int
+) -> Iterator[Piece]:
+    """All pieces of the entries that have an action, in their order, each made when it is due.
 
     `inputs` is how many tensors are read at once: models, bases, state.
     """
-    found = []
     for key, action in actions.items():
         entry = entries[key]
         size = entry.itemsize
         step = max(CHUNK // inputs, SMALLEST) // size
         count = entry.nbytes // size
-        found += [Piece(key, a, min(a + step, count), action) for a in range(0, count, step)]
-    return found
+        for start in range(0, count, step):
+            yield Piece(key, start, min(start + step, count), action)
 
 
 def blocks(count: int, models: int) -> Iterator[slice]:

@@ -185,19 +185,20 @@ class Merger:
 class Measurer:
     """Squared distances between the models within pieces; one a thread."""
 
-    def __init__(self, inputs: Inputs, put: Callable[[Piece, Tensor], None]) -> None:
+    def __init__(self, inputs: Inputs, put: Callable[[int, Tensor], None]) -> None:
         self._count, self._put = len(inputs.models), put
         self._models = Models(inputs, Reader())
 
-    def __call__(self, piece: Piece) -> None:
-        """Hand on the (K, K) distances of one piece. NotFinite."""
+    def __call__(self, numbered: tuple[int, Piece]) -> None:
+        """Hand on the (K, K) distances of one piece by its number. NotFinite."""
+        index, piece = numbered
         block = self._models.read(piece, False)
         total = torch.zeros(self._count, self._count, dtype=torch.float64)
         for part in blocks(piece.stop - piece.start, self._count):
             total += squared_distances(block(part)[0])
         if not is_finite(total):
             raise NotFinite(piece)
-        self._put(piece, total)
+        self._put(index, total)
 
 
 def without_step(kind: Kind) -> Kind:
