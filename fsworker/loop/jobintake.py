@@ -26,7 +26,9 @@ WAITS_EVERY = 1.0
 """Seconds between two looks at what a job waits for."""
 DECLINED = (10.0, 300.0)
 """Seconds for which a job is left to others after this host declined it, first and at most."""
-_FORGET = 1000
+MOST_LOOKS = 20
+"""Reads and listings for the sake of jobs that wait for others, at one search."""
+_FORGET = 10_000
 
 
 class JobIntake:
@@ -44,11 +46,13 @@ class JobIntake:
         self._look_every = look_every
         self._foreign = [s % shard_count for s in range(home + 1, home + shard_count)]
         self._found: dict[int, list[Token]] = {}
+        self._seen: dict[int, float] = {}
         self._after: dict[str, str | None] = {}
         self._not_before: dict[str, float] = {}
         self._declined: dict[str, int] = {}
         self._home_due = self._foreign_due = 0.0
         self._trouble = False
+        self._looks = 0
 
     @property
     def due(self) -> float:
@@ -57,7 +61,7 @@ class JobIntake:
 
     def saw(self, shard: int, tokens: Iterable[Token], now: float) -> None:
         """A listing of a shard was made: these are the jobs in it."""
-        self._found[shard] = arrange(tokens)
+        self._found[shard], self._seen[shard] = arrange(tokens), now
         if shard == self._home:
             self._home_due = now + self._look_every
 
@@ -71,9 +75,16 @@ class JobIntake:
             if self._foreign:
                 self._foreign.append(self._foreign.pop(0))
                 self._look(self._foreign[-1], now)
-        for token in self._candidates():
-            if self._may_run(token, now):
+        self._looks = MOST_LOOKS
+        candidates = self._candidates()
+        waiting = {token.batch for token in candidates}
+        fresh = (self._found[s] for s, at in self._seen.items() if now - at < FOREIGN_EVERY)
+        pending = {layout.job_of(token.batch) for tokens in fresh for token in tokens}
+        for token in candidates:
+            if self._may_run(token, now, pending):
                 return token
+        if len(self._after) > _FORGET:
+            self._after = {k: v for k, v in self._after.items() if k in waiting}
         return None
 
     def took(self, token: Token, now: float) -> None:
@@ -93,11 +104,15 @@ class JobIntake:
         home = self._found.get(self._home, [])
         return home + [t for s in self._foreign for t in self._found.get(s, [])]
 
-    def _may_run(self, token: Token, now: float) -> bool:
-        if now < self._not_before.get(token.batch, 0.0):
+    def _may_run(self, token: Token, now: float, pending: set[str]) -> bool:
+        if now < self._not_before.get(token.batch, 0.0) or self._looks <= 0:
             return False
         before = self._waits_for(token)
-        if before is None or self._is_over(before):
+        if before is None:
+            return True
+        if before in pending:
+            return False  # of a long chain only the first link is worth a look
+        if self._is_over(before):
             return True
         self._not_before[token.batch] = now + WAITS_EVERY
         return False
@@ -105,18 +120,18 @@ class JobIntake:
     def _waits_for(self, token: Token) -> str | None:
         """The job that has to end before this one; read from its batch once."""
         if token.batch not in self._after:
+            self._looks -= 1
             path = layout.inbox_path(token)
             try:
                 found = segment.decode(self._store.read(path), segment.BATCH, path)
             except (OSError, FleetError):
                 return None  # moved on, or damaged: who claims it will see
             after = found.meta.get("after")
-            if len(self._after) > _FORGET:
-                self._after.clear()
             self._after[token.batch] = after if isinstance(after, str) else None
         return self._after[token.batch]
 
     def _is_over(self, job: str) -> bool:
+        self._looks -= 1
         try:
             return jobstate.look(self._store, job).commit is not None
         except (FleetError, ValueError) as error:

@@ -78,6 +78,25 @@ def test_a_job_waits_for_the_one_before_it(store: Store) -> None:
     assert jobstate.look(store, "a").commit is not None
 
 
+def test_a_long_chain_costs_no_more_than_a_short_one(store: Store) -> None:
+    put(store, "j000", after="running")
+    for number in range(1, 200):
+        put(store, f"j{number:03}", after=f"j{number - 1:03}")
+    jobs = JobIntake(store, 0, 1, lambda: 1)
+    now = 0.0
+    for _ in range(20):  # until it has read them all, a few at a time
+        now += 1.0
+        before = store.calls["open"] + store.calls["list"]
+        assert jobs.next(now) is None
+        assert store.calls["open"] + store.calls["list"] - before <= jobintake.MOST_LOOKS + 1
+    before = store.calls["open"] + store.calls["list"]
+    assert jobs.next(now + 5) is None
+    assert store.calls["open"] + store.calls["list"] - before <= 2
+    end(store, "running")
+    first = jobs.next(now + 10)
+    assert first is not None and layout.job_of(first.batch) == "j000"
+
+
 def test_a_job_that_was_declined_is_left_to_others_for_longer_each_time(store: Store) -> None:
     token = put(store, "a")
     jobs = JobIntake(store, 0, 1, lambda: 1)
