@@ -154,7 +154,6 @@ def test_an_abort_reaches_a_running_training(sides: Sides, peer: Peer) -> None:
     child = sides.start("train", sides.gate)
     send(peer, "t1")
     sides.wait("train", got="t1")
-    began = time.monotonic()
     peer.abort("t1")
     assert sides.wait("train", submitted="t1")[0] | {"pid": 0} == {
         "pid": 0,
@@ -162,7 +161,6 @@ def test_an_abort_reaches_a_running_training(sides: Sides, peer: Peer) -> None:
         "taken": False,
         "aborted": True,
     }
-    assert time.monotonic() - began < 30
     sides.open("t2")
     send(peer, "t2")
     answer(peer, "t2")
