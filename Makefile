@@ -12,11 +12,13 @@ BENCH_ARGS ?= --quick
 SOAK_ARGS ?= --quick --check
 JOBS ?= 2
 
-.PHONY: help demo test lint format bench soak clean
+.PHONY: help demo test test-cluster test-cluster-long lint format bench soak clean
 
 help:
 	@echo "make demo    two workers on this machine grade 2,000 answers; one is killed on the way"
 	@echo "make test    unit, contract and fleet tests (LEVELS=tests/unit for the quick ones)"
+	@echo "make test-cluster       a head and three workers as virtual machines over a real NFS mount (root; see docs/filesystems.md)"
+	@echo "make test-cluster-long  the same with more of everything: half an hour"
 	@echo "make lint    ruff, mypy --strict, import-linter"
 	@echo "make format  ruff format, and the fixes that ruff is sure of"
 	@echo "make bench   a few minutes of measuring (BENCH_ARGS=--check for the whole table)"
@@ -48,6 +50,13 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) $(LEVELS) $(PYTEST_ARGS)
+
+# One cluster for all its tests, so never in parallel; what they measured is in their output.
+test-cluster: $(VENV)/.dev
+	$(BIN)/python -m pytest -v -s -n 0 --durations=0 tests/cluster $(PYTEST_ARGS)
+
+test-cluster-long: $(VENV)/.dev
+	SHARDFLEET_LONG=1 $(BIN)/python -m pytest -v -s -n 0 --durations=0 tests/cluster $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

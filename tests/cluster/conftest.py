@@ -22,7 +22,9 @@ def cluster() -> Iterator[Cluster]:
     """Three workers, a head and a file server; all of it ends with the session."""
     running = os.environ.get("SHARDFLEET_CLUSTER")
     if running:
-        yield Cluster.load(Path(running))
+        kept = Cluster.load(Path(running))
+        yield kept
+        kept.save()  # machines that were switched off and on are other processes now
         return
     why = vmcluster.missing()
     if why:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,12 +13,30 @@ import pytest
 
 from tests.cluster.conftest import LONG
 from tests.cluster.ground import Run
+from tests.cluster.mountstats import requests, told
 from tests.rigs.vm import Machine
 from tests.rigs.vmcluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 TASKS = 20_000
+BATCHES = 150
+IDLE = 60.0
+SPAN = 30.0
+PER_BATCH_WORKER = 26.0
+PER_BATCH_CLIENT = 26.0
+IDLE_WORKER = 12.0
+"""Requests, on average: see "What it costs a file server" in docs/protocol.md."""
+
+ONE_BY_ONE = """
+import sys
+from fsworker.client import Client
+with Client(sys.argv[1], no_worker_timeout=None) as client:
+    values = range(int(sys.argv[2]))
+    assert list(client.map("tests.cluster.functions:double", values, chunksize=1)) == [
+        2 * x for x in values
+    ]
+"""
 NAIVE = """
 import os, sys, time
 print("looking", flush=True)
@@ -29,15 +48,18 @@ STOPPING = 6.0
 emulated processor of which a fourth is there."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(cluster: Cluster) -> Iterator[Run]:
+    """One run, which the tests of this file use one after the other, the last one ends it."""
     made = Run(cluster, "life")
-    yield made
-    made.close()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
 
 
-def test_a_run_from_its_start_to_its_removal(run: Run, record_property: Any) -> None:
-    run.start()
+def test_many_tasks_have_one_answer_each(run: Run, record_property: Any) -> None:
     before = run.wait_ready()
     assert sorted(before) == ["node1", "node2", "node3"]
     assert len({host["raw"]["boot_id"] for host in before.values()}) == 3
@@ -51,23 +73,40 @@ def test_a_run_from_its_start_to_its_removal(run: Run, record_property: Any) -> 
     assert sum(done.values()) == TASKS, "each was executed once"
     assert min(done.values()) > TASKS / 30, f"all took part: {done}"
     run.check_clean()
-    run.stop()
-    run.ctl("cleanup", "--root", run.root)
-    assert run.sh(f"ls {run.base}").stdout.split() == ["traces", "ws"]
 
 
-def see(machine: Machine, command: str) -> subprocess.Popen[str]:
-    """Begin a command in a machine; returns once it has said a first line."""
-    child = subprocess.Popen(machine.ssh_argv(command), stdout=subprocess.PIPE, text=True)
-    assert child.stdout and child.stdout.readline()
-    return child
+def test_what_an_idle_worker_and_a_batch_cost_a_real_server(run: Run) -> None:
+    worker = run.cluster.workers["node1"]
+    time.sleep(IDLE)
+    begun, before = time.monotonic(), requests(run, worker)
+    time.sleep(SPAN)
+    idle = requests(run, worker) - before
+    seconds = time.monotonic() - begun
+
+    everybody = [run.head, *run.cluster.workers.values()]
+    first = [requests(run, machine) for machine in everybody]
+    at = time.monotonic()
+    words = ["-c", ONE_BY_ONE, run.root, str(BATCHES)]
+    run.sh(run.python(words), timeout=600)
+    took = time.monotonic() - at
+    spent = [requests(run, m) - old for m, old in zip(everybody, first, strict=True)]
+    client, workers = spent[0], sum(spent[1:], Counter[str]())
+    resting = 3 * took * idle.total() / seconds  # beats and looks, which take place anyway
+
+    print(f"an idle worker, requests a second: {told(idle, seconds)}")
+    print(f"a batch, requests of the client: {told(client, BATCHES)}")
+    print(
+        f"a batch, requests of its worker: {told(workers, BATCHES)}, of these "
+        f"{resting / BATCHES:.1f} for beats and looks in {took:.0f} s"
+    )
+    assert idle.total() / seconds <= IDLE_WORKER
+    assert client.total() / BATCHES <= PER_BATCH_CLIENT
+    assert (workers.total() - resting) / BATCHES <= PER_BATCH_WORKER
 
 
 def test_a_stop_intent_is_seen_long_before_a_poll_for_existence_sees_a_file(
     run: Run, record_property: Any
 ) -> None:
-    run.start("--concurrency", "1")
-    run.wait_ready()
     naive, watched = (run.cluster.workers[name] for name in ("node2", "node1"))
     run.sh(f"mkdir {run.base}/flags")
     poll = see(naive, run.python(["-c", NAIVE, f"{run.base}/flags/stop"]))
@@ -93,6 +132,28 @@ def test_a_stop_intent_is_seen_long_before_a_poll_for_existence_sees_a_file(
     assert took["intent"] < STOPPING
     assert took["intent"] * 2 < took["exists"], "the contrast that makes listing necessary"
     assert LONG or took["exists"] < 120
+
+
+def test_a_run_ends_without_trace_once_nobody_holds_its_files_open(run: Run) -> None:
+    run.stop()
+
+    # A file that a process of this client still reads: its removal leaves `.nfs…` in its folder.
+    hold = f"exec 3<{run.root}/ctl/node1.log; echo held; sleep 600"
+    with see(run.head, hold) as holder:
+        held = run.ctl("cleanup", "--root", run.root, code=None)
+        assert held.returncode != 0
+        assert ".nfs" in held.stderr and "Traceback" not in held.stderr, held.stderr
+        run.sh("kill $(pidof sleep)")
+        holder.wait(60)
+    run.ctl("cleanup", "--root", run.root)
+    assert run.sh(f"ls -A {run.base}").stdout.split() == ["ws"]
+
+
+def see(machine: Machine, command: str) -> subprocess.Popen[str]:
+    """Begin a command in a machine; returns once it has said a first line."""
+    child = subprocess.Popen(machine.ssh_argv(command), stdout=subprocess.PIPE, text=True)
+    assert child.stdout and child.stdout.readline()
+    return child
 
 
 def _wait(child: subprocess.Popen[str], begun: float) -> float:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.rigs.vm import end, free_port, spawn
-from tests.support.waiting import wait_until
+from tests.support.waiting import gone, start_ticks, wait_until
 
 GANESHA = "ganesha.nfsd"
 SMALL_MB = 24
@@ -53,6 +53,12 @@ static int refused(void) { return access(FLAG, F_OK) == 0; }
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, #name); \
     return real pass; \
   }
+/* The server loads its modules so that they prefer the C library's symbols to ours. */
+void *dlopen(const char *name, int flags) {
+  static void *(*real)(const char *, int);
+  if (!real) *(void **)&real = dlsym(RTLD_NEXT, "dlopen");
+  return real(name, flags & ~RTLD_DEEPBIND);
+}
 REFUSE(pwrite, (int fd, const void *b, size_t n, off_t o), (fd, b, n, o))
 REFUSE(pwrite64, (int fd, const void *b, size_t n, off_t o), (fd, b, n, o))
 REFUSE(pwritev, (int fd, const struct iovec *v, int n, off_t o), (fd, v, n, o))
@@ -126,6 +132,11 @@ class Server:
         argv += ["-p", str(base / "pid")]
         self.pid, self.ticks = self._spawn(argv, LD_PRELOAD=str(base / "shim.so"))
         wait_until(self._answers, 60, f"the file server answers ({base / 'log'})")
+
+    @property
+    def running(self) -> bool:
+        """Whether its process is there, paused or not."""
+        return bool(self.pid) and start_ticks(self.pid) == self.ticks and not gone(self.pid)
 
     def pause(self) -> None:
         """It answers nobody any more; its connections stand."""

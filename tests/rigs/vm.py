@@ -21,11 +21,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.leftovers import SESSION
 from tests.support.waiting import gone, start_ticks, wait_until
 
 QEMU = "qemu-system-x86_64"
 _HARDWARE = shlex.split(
-    "-accel tcg,thread=single -cpu max -smp 1 -nographic -nodefaults -serial stdio "
+    "-accel tcg,thread=single,tb-size=256 -cpu max -smp 1 -nographic -nodefaults -serial stdio "
     "-virtfs local,path=/,mount_tag=hostroot,security_model=none,readonly=on,multidevs=remap"
 )
 _SSH = ("-o", "ControlMaster=auto", "-o", "ControlPersist=yes", "-o", "LogLevel=ERROR")
@@ -40,13 +41,15 @@ def spawn(
     argv: list[str], log: Path, *, stay: bool, env: Mapping[str, str] | None = None
 ) -> tuple[int, int | None]:
     """Start a process that ends with this one, or is to `stay`; its pid and its start."""
+    # What stays belongs to no test session, whose end would end it.
+    kept = {k: v for k, v in os.environ.items() if not (stay and k == SESSION)}
     with log.open("ab") as output:
         process = subprocess.Popen(
             argv if stay else [*_LEASH, *argv],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **(env or {})},
+            env={**kept, **(env or {})},
             start_new_session=True,
         )
     _CHILDREN[process.pid] = process

@@ -1,0 +1,67 @@
+"""What chaos runs on the head: a client that keeps the fleet busy until it is told to end.
+
+    python -m tests.cluster.stream_sender ROOT OUT SECONDS AHEAD
+
+It keeps AHEAD tasks of SECONDS each on their way until `OUT.end` exists, and notes each answer in
+`OUT.log` as host and head's time; then it waits for all, and writes its summary to `OUT`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future
+from typing import Any
+
+from fsworker.client import Client
+
+WHERE = "tests.cluster.functions:where"
+
+
+class Noted:
+    """The answers, and a line of each."""
+
+    def __init__(self, log: str, ahead: int) -> None:
+        self.room = threading.Semaphore(ahead)
+        self.right: Counter[int] = Counter()
+        self.wrong: list[str] = []
+        self._log = open(log, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+
+    def take(self, index: int, future: Future[Any]) -> None:
+        error = future.exception()
+        if error is None and future.result()[0] == 2 * index:
+            self.right[index] += 1
+            self._log.write(f"{future.result()[1]} {time.time():.2f}\n")
+        else:
+            self.wrong.append(f"{index}: {error or future.result()!r}")
+        self.room.release()
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def main() -> int:
+    root, out, seconds, ahead = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+    noted, sent = Noted(f"{out}.log", ahead), 0
+    with Client(root, no_worker_timeout=None) as client:
+        while not os.path.exists(f"{out}.end"):  # on the head's own disk
+            if not noted.room.acquire(timeout=1.0):
+                continue
+            future = client.submit(WHERE, sent, seconds)
+            future.add_done_callback(lambda f, i=sent: noted.take(i, f))
+            sent += 1
+    noted.close()
+    told = {"sent": sent, "right": len(noted.right), "wrong": noted.wrong[:5]}
+    told["twice"] = sum(1 for n in noted.right.values() if n > 1)
+    with open(f"{out}.new", "w", encoding="utf-8") as file:
+        file.write(json.dumps(told))
+    os.rename(f"{out}.new", out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

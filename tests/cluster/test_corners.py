@@ -1,0 +1,102 @@
+"""What only a real client and a real server show: folders as tokens, and a lock that lies."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.ground import WATCH, Run
+from tests.rigs.vmcluster import Cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+
+TOKENS = 60
+_LIE = r"""
+#include <errno.h>
+/* -DGRANT: every lock is granted at once. Else: this filesystem has no locks. */
+int flock(int fd, int how) {
+#ifdef GRANT
+  return 0;
+#else
+  errno = ENOSYS;
+  return -1;
+#endif
+}
+"""
+
+
+@pytest.fixture
+def run(cluster: Cluster) -> Iterator[Run]:
+    made = Run(cluster, "corners")
+    yield made
+    made.close()
+
+
+def test_of_folders_under_one_name_the_first_wins_whole_on_whatever_machine(run: Run) -> None:
+    root = f"{run.base}/tokens"
+    run.sh(f"mkdir {root}")
+    machines = [run.head, *run.cluster.workers.values()]
+
+    def publish(name: str) -> list[str]:
+        machine = next(m for m in machines if m.name == name)
+        words = ["-m", "tests.cluster.publisher", root, name, str(TOKENS)]
+        value: list[str] = json.loads(run.sh(run.python(words), on=machine).stdout)
+        return value
+
+    names = [machine.name for machine in machines[1:]]
+    with ThreadPoolExecutor() as pool:
+        asked = {name: pool.submit(publish, name) for name in names}
+        time.sleep(3)  # so that all of them look for the signal; if not, there is less of a race
+        run.sh(f": >{root}/go")
+        won = {name: future.result() for name, future in asked.items()}
+
+    print(f"the first at {TOKENS} names: { ({name: len(w) for name, w in won.items()}) }")
+    assert sorted(token for tokens in won.values() for token in tokens) == sorted(
+        f"token{i}" for i in range(TOKENS)
+    )
+    shown = run.sh(f"cd {root}; for f in token*; do echo $f $(cat $f/who) $(cat $f/again); done")
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    assert all(who == again and token in won[who] for token, who, again in rows)
+    assert run.sh(f"ls -A {root} | grep -v token || true").stdout.split() == ["go"]
+
+
+@pytest.mark.parametrize("lie", ["granted", "unsupported"])
+def test_two_watchers_under_a_lock_that_lies_restart_a_host_once(
+    run: Run, cluster: Cluster, lie: str
+) -> None:
+    shim = Path(cluster.folder) / f"lie-{lie}.so"
+    source = shim.with_suffix(".c")
+    source.write_text(_LIE)
+    grant = ["-DGRANT"] if lie == "granted" else []
+    subprocess.run(["gcc", "-shared", "-fPIC", *grant, "-o", shim, source], check=True)
+    run.start()
+    run.wait_ready()
+    words = ["-m", "ctl", "watch", "--root", run.root]
+    for _ in range(2):
+        watcher = run.python(words, LD_PRELOAD=str(shim), **WATCH)
+        run.sh(f"setsid {watcher} >/dev/null 2>&1 </dev/null &")
+    watching = f'[ "$(grep -c watching {run.root}/ctl/watch.log)" = 2 ]'
+    run.wait(watching, what="two watchers at once")
+    sending = run.send(60, 0.5)
+    sending.wait(4)
+    node = cluster.workers["node1"]
+    pids = [run.text(f"node1.{name}").strip() for name in ("wrap.pid", "pid")]
+    run.sh(f"kill -9 {' '.join(pids)}", on=node)
+
+    sending.end()
+    run.wait_said("HEALTHY node1")
+    time.sleep(3 * float(WATCH["FLEET_INTERVAL"]))  # in which the second one could do harm
+    run.wait_ready()
+    log = run.text("node1.wrap.log")
+    starts = re.findall(r" worker pid=\d+ incarnation=\w+ started", log)
+    print(run.text("watch.log"), log)
+    assert len(starts) == 2, "at first, and once after it was killed"
+    run.check_clean()
+    run.stop()

@@ -1,0 +1,173 @@
+"""Runs whose workers are jobs of a real Slurm: queue, node down, time limit, scale, cancel."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsworker import Client
+from tests.rigs import slurm
+from tests.rigs.slurm import Slurm
+from tests.support.ctlrun import Ctl
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+WHO = "whose:who"
+CODE = """
+import os, time
+def who(seconds):
+    time.sleep(seconds)
+    return os.environ["FLEET_HOST"]
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    slurm.require()
+    folder = tmp_path_factory.mktemp("slurm")
+    with Slurm(folder) as made:
+        yield made
+
+
+@pytest.fixture
+def ctl(tmp_path: Path, site: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ctl]:
+    (tmp_path / "whose.py").write_text(CODE)
+    # Of an allocation around ctl nothing may leak into what it submits.
+    leaks = {"SLURM_MEM_PER_CPU": "1", "SLURM_MEM_PER_NODE": "2", "SLURM_JOB_NUM_NODES": "7"}
+    with Ctl(tmp_path, FLEET_REPO=str(tmp_path), **site.env, **leaks) as calls:
+        yield calls
+        for job in site.jobs():
+            site.run("scancel", str(job["id"]), check=False)
+
+
+def start(ctl: Ctl, nodes: int, *args: str) -> Path:
+    root = ctl.runs / "run"
+    argv = ["--root", str(root), "--fn", WHO, "--launcher", "slurm", "--nodes", str(nodes)]
+    done = ctl("start", *argv, "--concurrency", "2", "--cpus", "2", "--time", "30", *args)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def jobs(ctl: Ctl, root: Path) -> dict[str, dict[str, Any]]:
+    """The scheduler's view in `ctl status`, by job."""
+    return {row["job"]: row for row in ctl.status(root)["scheduler"]}
+
+
+def ready(ctl: Ctl, root: Path) -> set[str]:
+    return {h["host"] for h in ctl.status(root)["hosts"] if h["state"] == "ready"}
+
+
+def test_work_goes_on_when_a_node_dies_and_its_job_comes_back(ctl: Ctl, site: Slurm) -> None:
+    root = start(ctl, 3, "--shard-count", "2")
+    assert len(ready(ctl, root)) == 3
+    watch = ("--heartbeat-stale", "5", "--interval", "0.5", "--fence-after", "1")
+    watcher = ctl.popen("watch", "--root", str(root), *watch)
+    first = jobs(ctl, root)
+    with Client(str(root)) as client:
+        futures = [client.submit(WHO, 0.2) for _ in range(200)]
+        wait_until(lambda: futures[10].done(), 60, "some results")
+        site.kill_node("n2")
+        served = [future.result(timeout=120) for future in futures]
+    assert len(served) == 200 and {f"slurm-{job}" for job in first} == set(served)
+    site.start_node("n2")
+    (lost,) = (job for job, row in first.items() if row["node"] == "n2")
+    wait_until(lambda: jobs(ctl, root)[lost]["state"] == "PENDING", 90, "the job in the queue")
+    site.run("scontrol", "update", f"JobId={lost}", "StartTime=now")  # Slurm waits two minutes
+    wait_until(lambda: jobs(ctl, root)[lost]["state"] == "RUNNING", 120, "the job again")
+    wait_until(lambda: f"slurm-{lost}" in ready(ctl, root), 60, "its worker again")
+    watcher.terminate()
+    assert watcher.wait(60) == 0
+    assert os.listdir(root / "dead") == os.listdir(root / "quarantine") == []
+    stop = ctl("stop", "--root", str(root), "--grace", "20")
+    assert stop.returncode == 0, stop.stderr
+    wait_until(lambda: site.jobs() == [], 60, "an empty queue")
+    assert os.listdir(root / "ctl" / "tokens") == []
+
+
+def test_what_does_not_fit_waits_with_its_reason_and_is_cancelled_first(
+    ctl: Ctl, site: Slurm
+) -> None:
+    root = start(ctl, 2)
+    up = ctl("scale", "--nodes", "5", "--root", str(root))
+    assert up.stdout.strip() == "submitted 3 jobs, cancelled 0"
+    wait_until(lambda: len(ready(ctl, root)) == 3, 60, "the third worker")
+    waiting = [row for row in jobs(ctl, root).values() if row["state"] == "PENDING"]
+    assert len(waiting) == 2
+    wait_until(
+        lambda: (
+            {r["reason"] for r in jobs(ctl, root).values() if r["state"] == "PENDING"}
+            <= {"Resources", "Priority"}
+        ),
+        60,
+        "reasons",
+    )
+    down = ctl("scale", "--nodes", "1", "--root", str(root))
+    assert down.stdout.strip() == "submitted 0 jobs, cancelled 4", down.stderr
+    wait_until(lambda: len(site.jobs()) == 1, 90, "one job")
+    with Client(str(root)) as client:
+        assert len(set(client.map(WHO, [0.01] * 50))) == 1
+    assert ctl("stop", "--root", str(root), "--grace", "20").returncode == 0
+    wait_until(lambda: site.jobs() == [], 60, "an empty queue")
+
+
+def test_a_worker_drains_before_its_time_limit_and_another_takes_over(
+    ctl: Ctl, site: Slurm
+) -> None:
+    root = start(ctl, 1, "--time", "1", "--drain-before", "50", "--resubmit", "3")
+    (first,) = jobs(ctl, root)
+    watcher = ctl.popen("watch", "--root", str(root), "--interval", "0.5")
+    with Client(str(root)) as client:
+        futures = [client.submit(WHO, 1.0) for _ in range(40)]
+        wait_until(lambda: not [j for j in site.jobs() if j["id"] == first], 120, "the job's end")
+        # It is over, well before its limit, and owes nobody a death.
+        ended = site.run("scontrol", "show", "job", first)
+        assert "JobState=COMPLETED" in ended, ended
+        more = ctl("scale", "--nodes", "1", "--root", str(root))
+        assert more.stdout.strip() == "submitted 1 jobs, cancelled 0", more.stderr
+        served = [future.result(timeout=200) for future in futures]
+    assert len(set(served)) >= 2 and len(served) == 40
+    assert os.listdir(root / "dead") == []
+    watcher.terminate()
+    assert watcher.wait(60) == 0
+    assert ctl("stop", "--root", str(root), "--grace", "20").returncode == 0
+
+
+def test_as_many_workers_as_the_backlog_asks_for(ctl: Ctl, site: Slurm) -> None:
+    root = start(ctl, 1, "--max-idle", "3")
+    assert ctl("scale", "--auto", "0:3", "--root", str(root)).returncode == 0
+    wait_until(lambda: site.jobs() == [], 60, "the end of who is idle")
+    with Client(str(root)) as client:
+        futures = [client.submit(WHO, 0.5) for _ in range(60)]
+        wait_until(lambda: any(p.name for p in (root / "inbox").glob("*/*")), 30, "a backlog")
+        step = ctl("scale", "--step", "--root", str(root))
+        assert step.returncode == 0 and "submitted " in step.stdout, step.stderr
+        assert len(site.jobs()) in (1, 2, 3)
+        assert len([f.result(timeout=120) for f in futures]) == 60
+    wait_until(lambda: site.jobs() == [], 60, "the end of who is idle")
+    assert ctl("stop", "--root", str(root)).returncode == 0
+
+
+def test_what_sbatch_refuses_is_said_and_nothing_is_left(ctl: Ctl, site: Slurm) -> None:
+    root = ctl.runs / "run"
+    argv = ["--root", str(root), "--fn", WHO, "--launcher", "slurm", "--nodes", "2"]
+    failed = ctl("start", *argv, "--partition", "nowhere")
+    assert failed.returncode == 1
+    assert "sbatch refuses: " in failed.stderr and "partition" in failed.stderr
+    assert site.jobs() == []
+    assert ctl("start", *argv[:-2]).returncode == 2
+    assert ctl("start", "--root", str(root), "--fn", WHO, "--nodes", "2").returncode == 2
+    bad = ctl("start", *argv, "--sbatch", "--no-such-option")
+    assert bad.returncode == 1 and "no-such-option" in bad.stderr
+
+
+def test_without_slurm_it_is_said(ctl: Ctl, tmp_path: Path) -> None:
+    path = {"PATH": os.path.dirname(sys.executable)}
+    argv = ["--root", str(ctl.runs / "run"), "--fn", WHO, "--launcher", "slurm", "--nodes", "2"]
+    failed = ctl("start", *argv, **path)
+    assert failed.returncode == 2 and "needs sbatch on PATH" in failed.stderr
