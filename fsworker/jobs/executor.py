@@ -61,7 +61,7 @@ class JobExecutor:
     """Runs jobs on `job_slots` places."""
 
     def __init__(self, setting: Setting, selector: selectors.BaseSelector) -> None:
-        self.ready = True
+        self.ready, self.held_up = True, False
         self.refused: str | None = None
         self._setting, self._selector = setting, selector
         self._slots = setting.job_slots
