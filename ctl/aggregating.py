@@ -33,7 +33,7 @@ IDENTITY = groups.AGGREGATOR_IDENTITY
 MOST_LOG = 5 << 20
 """Bytes of the log above which the next start begins it anew."""
 PATIENCE = 15.0
-SILENT = 600.0
+SILENT = 900.0
 """Seconds without a beat after which one on another machine is given up; it may be merging."""
 
 

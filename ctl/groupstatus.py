@@ -19,8 +19,10 @@ from fsworker.protocol.layout import groups
 from fsworker.protocol.records.round import AggregatorBeat, GroupReport, Plan
 from fsworker.protocol.rounds import Decision
 
-SILENT = 20.0
-"""Seconds without a beat after which an aggregator counts as silent; a merge may take longer."""
+SILENT, SILENT_AT_WORK = 20.0, 900.0
+"""Seconds without a beat after which an aggregator counts as silent; the second one for one that
+said it would read an upload or merge."""
+AT_WORK = ("reading", "merging")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,15 @@ class Aggregator:
         who = f"aggregator on {self.beat.host} (pid {self.beat.pid})"
         if self.beat.stopped:
             return f"{who} was stopped: start it again with fedavg run --root …"
-        return who if self.age <= SILENT else f"{who} is silent since {self.age:.0f} s"
+        return who if self.alive else f"{who} is silent since {self.age:.0f} s"
+
+    @property
+    def alive(self) -> bool:
+        """Whether it beat lately and did not say that it stopped."""
+        if self.beat is None or self.age is None or self.beat.stopped:
+            return False
+        at_work = any(report.state in AT_WORK for report in self.beat.groups.values())
+        return self.age <= (SILENT_AT_WORK if at_work else SILENT)
 
     def fields(self) -> dict[str, Any] | None:
         """Its JSON object."""
@@ -47,7 +57,7 @@ class Aggregator:
         beat = self.beat
         return {
             "host": beat.host, "pid": beat.pid, "age_s": self.age, "stopped": beat.stopped,
-            "alive": not beat.stopped and self.age is not None and self.age <= SILENT,
+            "alive": self.alive,
         }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from fedavg.keeper import GroupKeeper, Step
 from fsworker.errors import Busy, FleetError, NotRunning
@@ -64,6 +65,7 @@ class Aggregator:
         self._seq = 0
         self._beaten = -BEAT
         self._busy = time.monotonic()
+        self._beats = False
 
     def groups(self) -> list[str]:
         """The groups that are looked after, by name."""
@@ -97,6 +99,7 @@ class Aggregator:
 
         NotRunning when the run was removed.
         """
+        self._beats = True
         while not stop.is_set():
             try:
                 merged = self.sweep(retry=False)
@@ -140,8 +143,13 @@ class Aggregator:
     def _step(self, group: str) -> Step | None:
         keeper = self._keepers.get(group)
         if keeper is None:
-            keeper = GroupKeeper(self.store, group, alone=self.alone, threads=self.threads)
-            self._keepers[group] = keeper
+            keeper = self._keepers[group] = GroupKeeper(
+                self.store,
+                group,
+                alone=self.alone,
+                threads=self.threads,
+                tell=partial(self._at_work, group),
+            )
         try:
             step = keeper.step()
         except FleetError as error:
@@ -157,6 +165,13 @@ class Aggregator:
         self.reports[group] = step.report
         self._tell(group, f"round {step.report.round}: {step.report.state}: {step.report.why}")
         return step
+
+    def _at_work(self, group: str, report: GroupReport) -> None:
+        """What may take long is said before, since there is no beat while it is done."""
+        self.reports[group] = report
+        if self._beats:
+            self._beaten = -BEAT
+            self.beat()
 
     def _failed(self, group: str, error: FleetError) -> None:
         trouble = self._trouble.setdefault(group, _Trouble())

@@ -7,7 +7,7 @@ killed between any two calls, and another one goes on from what it finds; two at
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -52,12 +52,27 @@ class Step:
         return self.report.state == "finished"
 
 
-class GroupKeeper:
-    """The rounds of one group. `alone`: this process holds the lock that says so."""
+def _say_nothing(report: GroupReport) -> None:
+    pass
 
-    def __init__(self, store: Store, group: str, *, alone: bool = True, threads: int = 2) -> None:
+
+class GroupKeeper:
+    """The rounds of one group. `alone`: this process holds the lock that says so.
+
+    `tell` is told before what may take long: reading an upload, merging.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        group: str,
+        *,
+        alone: bool = True,
+        threads: int = 2,
+        tell: Callable[[GroupReport], None] = _say_nothing,
+    ) -> None:
         self.store, self.group = store, group
-        self.alone, self.threads = alone, threads
+        self.alone, self.threads, self.tell = alone, threads, tell
         self.eye = GroupEye(store, group)
         self._verdicts: dict[tuple[int, str], Verdict] = {}
         self._cleaned = 0
@@ -79,6 +94,8 @@ class GroupKeeper:
 
     def _merge(self, plan: Plan) -> Step:
         self._write_refusals(plan)
+        words = f"merging {len(plan.contributors)} uploads by {plan.rule}"
+        self.tell(GroupReport(plan.round, "merging", words))
         model = publishing.publish_merge(
             self.store, self.eye, plan, trusted=self._is_trusted, threads=self.threads
         )
@@ -138,6 +155,7 @@ class GroupKeeper:
     def _judged(self, view: View, upload: Upload) -> Upload:
         key = upload.episode, upload.job
         if key not in self._verdicts:
+            self.tell(GroupReport(view.round, "reading", f"reading the upload of {upload.job}"))
             verdict = admission.examine(self.store, view.group, upload, view.base)
             if verdict.problem is not None and verdict.problem.kind == admission.UNREADABLE:
                 return replace(upload, problem=verdict.problem)

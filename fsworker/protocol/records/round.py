@@ -219,8 +219,8 @@ class Final(_Record):
 class GroupReport:
     """What an aggregator says of a group: `state` in one word, `why` in a sentence.
 
-    `state` is one of those of `rounds.Decision`, or `merged`, `finished`, `failed`. `admitted` are
-    the uploads of the open round that were read and found good.
+    `state` is one of those of `rounds.Decision`, or `reading`, `merging`, `finished`, `failed`.
+    `admitted` are the uploads of the open round that were read and found good.
     """
 
     round: int
