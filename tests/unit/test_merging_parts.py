@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ from fedavg.cli import main
 from fedavg.engine.crew import InOrder, work_off
 from fedavg.fedprox import add_proximal_gradient, proximal_term, snapshot
 from fsworker.errors import UsageError
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.unit
 
@@ -49,7 +52,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 @pytest.mark.parametrize(
     ("size", "count", "name", "bound"),
-    [(256, 4, "fedavg", 128), (64, 32, "fedavg", 128), (64, 8, "trimmed-mean", 160)],
+    [(192, 3, "fedavg", 128), (32, 32, "fedavg", 128), (32, 8, "trimmed-mean", 160)],
 )
 def test_memory_grows_with_neither_size_nor_number(
     tmp_path: Path, size: int, count: int, name: str, bound: int
@@ -216,6 +219,22 @@ def test_merge_undoes_what_it_began_where_the_disk_is_full(
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert code == 7 and "out.pt" in capsys.readouterr().err
     assert not [p.name for p in tmp_path.iterdir() if "out" in p.name]
+
+
+def test_merge_ended_by_term_leaves_nothing(tmp_path: Path) -> None:
+    size, large, out = 256 << 20, tmp_path / "large.safetensors", tmp_path / "out.safetensors"
+    entry = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    header = json.dumps({"w": entry}).encode()
+    with large.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + size)
+    argv = [sys.executable, "-m", "fedavg", "merge", *[str(large)] * 64, "-o", str(out)]
+    with subprocess.Popen(argv, cwd=REPO, stderr=subprocess.PIPE, text=True) as child:
+        wait_until(lambda: len(list(tmp_path.iterdir())) > 1, 60, "an output")
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == 143
+        assert child.stderr is not None and child.stderr.read() == "fedavg: interrupted\n"
+    assert list(tmp_path.iterdir()) == [large]
 
 
 # -- FedProx
