@@ -77,8 +77,10 @@ def fedbuff(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
 
 
 def median(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
-    """Per coordinate; of an even number, half-way between the middle two (Yin et al. 2018,
-    arXiv 1803.01498)."""
+    """Per coordinate; of an even number half-way between the middle two.
+
+    Yin et al. 2018, arXiv 1803.01498.
+    """
     rows = ordered(chunk.models)
     middle = len(rows) // 2
     if len(rows) % 2:
