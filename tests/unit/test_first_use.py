@@ -58,8 +58,13 @@ def make_run(root: Path, run_id: str, *hosts: str) -> None:
 def test_defaults_are_written_alike(name: str) -> None:
     command = cli.cli.get_command(click.Context(cli.cli), name)
     assert command
-    below = command.commands.values() if isinstance(command, click.Group) else [command]
+    context = click.Context(command)
+    below: list[click.Command | None] = [command]
+    if isinstance(command, click.Group):
+        below = [command.get_command(context, each) for each in command.list_commands(context)]
+        assert below
     for one in below:
+        assert one is not None
         text = " ".join(one.get_help(click.Context(one)).split())
         assert "[default: (" not in text
         assert not re.search(r"\[\d+\]", text)
