@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any
 
@@ -123,21 +123,15 @@ class Agent(Side):
         """Whether messages of this kind may be read now."""
         return True
 
-    def heard(self, letter: Letter, message: Segment) -> bool:
+    def heard(self, letter: Letter, message: Segment) -> Callable[[], None] | None:
         """A task or an abort came."""
         if letter.kind == agents.TASK:
             task = messages.as_task(message)
-            with self._changed:
-                self._tell(task)
-                self._become(state.receive(self._state, task))
-            return True
+            return lambda: self._receive(task)
         if letter.kind != agents.ABORT:
             raise messages.Invalid(f"an agent takes no {letter.kind}")
-        task_id = messages.as_abort(message)
-        log.warning("%s: task %r is to be aborted", self._name, task_id)
-        with self._changed:
-            self._become(state.abort(self._state, task_id))
-        return True
+        self._abort(messages.as_abort(message))
+        return None
 
     def posted(self, parcel: Parcel) -> None:
         """A result lies before the peer."""
@@ -170,12 +164,19 @@ class Agent(Side):
                 work.task.status, work.task.aborted = work.status, work.aborted
         self._changed.notify_all()
 
-    def _tell(self, task: Task) -> None:
-        work = self._state.current
-        if work is not None and work.task.task_id != task.task_id:
-            log.warning("%s: %s came while there is %s", self._name, task, work.task)
-        else:
-            log.info("%s: %s came", self._name, task)
+    def _receive(self, task: Task) -> None:
+        with self._changed:
+            work = self._state.current
+            if work is not None and work.task.task_id != task.task_id:
+                log.warning("%s: %s came while there is %s", self._name, task, work.task)
+            else:
+                log.info("%s: %s came", self._name, task)
+            self._become(state.receive(self._state, task))
+
+    def _abort(self, task_id: str) -> None:
+        log.warning("%s: task %r is to be aborted", self._name, task_id)
+        with self._changed:
+            self._become(state.abort(self._state, task_id))
 
     def _close(self, why: str) -> None:
         if not self._state.over:

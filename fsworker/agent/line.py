@@ -207,18 +207,30 @@ class Line:
         if letter.kind != agents.REPLY and not self._party.wants(letter.kind):
             return None
         self._active = time.monotonic()
+        then = None
         try:
             message = self._read(letter)
             if message is None:
                 return None
-            taken, why = self._hear(letter, message), ""
+            if letter.kind == agents.REPLY:
+                self._hear_reply(letter, messages.as_verdict(message))
+            else:
+                then = self._party.heard(letter, message)
+                self._reply(letter, taken=True)
         except (Invalid, WrongVersion) as error:
-            taken, why = False, str(error) or "it is not valid"
+            why = str(error) or "it is not valid"
             log.warning("%s: %s is refused: %s", self._name, letter.name, why)
-        if letter.kind != agents.REPLY:
-            verdict = Verdict(letter.life.incarnation, letter.number, taken, why)
-            self._mailbox.write(agents.REPLY, messages.reply_bytes(verdict), durable=False)
-        return self._mailbox.done(letter)
+            if letter.kind != agents.REPLY:
+                self._reply(letter, taken=False, why=why)
+        try:
+            return self._mailbox.done(letter)
+        finally:
+            if then is not None:
+                then()
+
+    def _reply(self, letter: Letter, *, taken: bool, why: str = "") -> None:
+        verdict = Verdict(letter.life.incarnation, letter.number, taken, why)
+        self._mailbox.write(agents.REPLY, messages.reply_bytes(verdict), durable=False)
 
     def _read(self, letter: Letter) -> Segment | None:
         """A message; None when it was taken back or is damaged, and then it is set aside."""
@@ -239,15 +251,11 @@ class Line:
         self._mailbox.set_aside(letter, why)
         return None
 
-    def _hear(self, letter: Letter, message: Segment) -> bool:
-        if letter.kind != agents.REPLY:
-            return self._party.heard(letter, message)
-        verdict = messages.as_verdict(message)
+    def _hear_reply(self, letter: Letter, verdict: Verdict) -> None:
         if verdict.to == self._mailbox.life.incarnation:
             found = self.outgoing.answered(verdict.number)
             if found is not None:
                 self._party.answered(found, letter.life, verdict.taken, verdict.why)
-        return True
 
     def _forward(self, parcel: Parcel, sight: Sight) -> None:
         if parcel.cancelled:

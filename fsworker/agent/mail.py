@@ -24,6 +24,10 @@ KEEP_DAMAGED = 3
 """Damaged messages that one life sets aside; more of them are removed."""
 
 
+LASTING = (agents.RESULT, agents.REPLY)
+"""What a message of a life that has ended is still good for."""
+
+
 @dataclass(slots=True)
 class Sight:
     """One look. `own`, `other`: the latest beats of the two sides; `mine`: files of this life's
@@ -200,7 +204,8 @@ class Mailbox:
         return max(eras, default=0)
 
     def _tidy(self, names: list[str]) -> None:
-        """Remove what earlier lives of our side left, but for their newest result.
+        """Remove what earlier lives of our side left, but for what the last of them had to say to
+        the other side: its results, and that it had taken something.
 
         A peer passes over agents that have ended: others may come. To an agent the goodbye that its
         killed predecessor has not seen is meant as well.
@@ -208,10 +213,10 @@ class Mailbox:
         beats = [b for b in map(agents.parse_beat_name, names) if b and b.life.side != self._side]
         if self._side == agents.PEER:
             self._over |= {b.life for b in beats if b.mood == agents.BYE}
-        letters = sorted(x for x in map(agents.parse_letter_name, names) if x)
-        results = [x for x in letters if x.kind == agents.RESULT]
-        mine = [x.name for x in results if x.life.side == self._side]
-        kept = {*mine[-1:], *(x.name for x in results if x.life.side != self._side)}
+        letters = [x for x in map(agents.parse_letter_name, names) if x]
+        last = max((x.life for x in letters if x.life.side == self._side), default=None)
+        kept = {x.name for x in letters if x.life == last and x.kind in LASTING}
+        kept |= {x.name for x in letters if x.life.side != self._side and x.kind == agents.RESULT}
         for name in names:
             found = self._parsed(name)
             ours = found is not None and (found.life.side == self._side or found.life in self._over)

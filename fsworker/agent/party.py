@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,8 +18,12 @@ class Party(Protocol):
     def wants(self, kind: str) -> bool:
         """Whether messages of this kind may be read now."""
 
-    def heard(self, letter: Letter, message: Segment) -> bool:
-        """A message came; whether it is taken. Raises Invalid."""
+    def heard(self, letter: Letter, message: Segment) -> Callable[[], None] | None:
+        """A message came. Raises Invalid, with the reason for which it is refused.
+
+        What is returned is called once the other side was told that it is taken: until then a
+        crash must find nobody who acts on it.
+        """
 
     def answered(self, parcel: Parcel, life: Life, taken: bool, why: str) -> None:
         """The other side replied to a parcel, which is off the line by now."""

@@ -156,8 +156,8 @@ class Peer(Side):
         """Whether messages of this kind may be read now."""
         return asking.ready(self._state)
 
-    def heard(self, letter: Letter, message: Segment) -> bool:
-        """A result came."""
+    def heard(self, letter: Letter, message: Segment) -> None:
+        """A result came. It is handed over before it is acknowledged, or a crash could lose it."""
         if letter.kind != agents.RESULT:
             raise messages.Invalid(f"a peer takes no {letter.kind}")
         answer = messages.as_answer(message)
@@ -170,7 +170,6 @@ class Peer(Side):
                 self._deliver(answer)
         if not taken:
             raise messages.Invalid(f"nobody waits for a result of task {answer.task_id!r}")
-        return True
 
     def posted(self, parcel: Parcel) -> None:
         """A message lies before the agent."""

@@ -244,7 +244,7 @@ def test_an_invalid_task_is_rejected(agent: Agent, peer: Peer) -> None:
 
 def test_calls_in_a_wrong_state_change_nothing(agent: Agent, peer: Peer) -> None:
     peer.send_task("train", "t1", *GOOD)
-    wait_until(lambda: peer._state.open[0].taken_by, what="the task is acknowledged")
+    wait_until(lambda: agent._state.current, what="the task")
     with pytest.raises(CallStateError, match="before get_task"):
         agent.submit_result(TaskResult())
     fetched(agent, "t1")

@@ -367,15 +367,16 @@ def test_a_life_is_later_than_all_before_whatever_the_clock_says(root: Path) -> 
     assert sight.own == sight.mine[0] and len(names(root)) == 1
 
 
-def test_a_new_life_removes_what_its_predecessors_left_but_their_last_result(root: Path) -> None:
+def test_a_new_life_removes_what_its_predecessors_left_but_their_last_words(root: Path) -> None:
+    oldest = enter(root, "agent")
+    oldest.write(agents.RESULT, b"too old")
     first, peer = enter(root, "agent"), enter(root, "peer")
-    first.write(agents.RESULT, b"older")
-    first.write(agents.RESULT, b"newer")
-    first.write(agents.REPLY, b"")
+    first.write(agents.REPLY, b"reply")
+    first.write(agents.RESULT, b"result")
     (root / first.folder / f".tmp~1-ab~{Letter(first.life, 9, agents.RESULT).name}").touch()
     second = enter(root, "agent")
-    assert [peer.read(x) for x in peer.look().incoming] == [b"newer"]
-    assert len(names(root)) == 3  # two beats and that result
+    assert [peer.read(x) for x in peer.look().incoming] == [b"reply", b"result"]
+    assert len(names(root)) == 4  # two beats as well
     assert peer.look().other == Beat(second.life, 0, agents.NEW)
 
 
