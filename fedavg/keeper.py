@@ -147,10 +147,8 @@ class GroupKeeper:
                         raise _Outrun
                     self._refuse(upload.episode, upload.job, upload.problem, upload.done)
             found.append(upload)
-        if view.base is None:
-            layouts = {u.job: self._verdicts[u.episode, u.job].layout for u in found if u.counts}
-            found = admission.without_odd_ones(found, layouts)
-        return found
+        layouts = {u.job: self._verdicts[u.episode, u.job].layout for u in found if u.counts}
+        return admission.without_odd_ones(found, layouts)
 
     def _judged(self, view: View, upload: Upload) -> Upload:
         key = upload.episode, upload.job

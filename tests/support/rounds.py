@@ -48,7 +48,7 @@ class Shell:
 def prepare(store: Store, target: str, job: str, episode: int, save: Save, **fields: Any) -> str:
     """An upload, ready to be published."""
     prepared = artifacts.prepare(store, target)
-    save(store.path(f"{prepared}/checkpoint.pt"))
+    save(store.path(f"{prepared}/{fields.pop('name', 'checkpoint.pt')}"))
     files = artifacts.digest_files(store, prepared)
     done = Done(job, 1, INC, episode, files, base_of(store, target.split("/")[2], episode))
     artifacts.write_done(store, prepared, replace(done, **fields))

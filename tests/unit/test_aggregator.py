@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from fedavg import publishing
 from fedavg.aggregator import Aggregator, leadership
@@ -210,6 +213,39 @@ def test_a_participant_on_two_hosts_counts_once(store: Store) -> None:
     upload(store, "g", "b", 1, 3.0)
     keep(store)
     assert value(store, 2) == 2.0
+
+
+def test_checkpoints_without_a_net_pass_and_their_lists_may_grow(store: Store) -> None:
+    make_group(store, "ab")
+    for episode in (1, 2):
+        for job in "ab":
+            numbers = [float(n) for n in range(episode)]
+            state = {"agent": "greedy", "rewards": numbers, "total_reward": sum(numbers)}
+            write = lambda path, s=state: Path(path).write_text(json.dumps(s))  # noqa: E731
+            upload(store, "g", job, episode, write, name="checkpoint.json")  # type: ignore[arg-type]
+        assert keep(store).report.round == episode + 1
+    path = f"{groups.global_dir('g', 3)}/global_weights.json"
+    assert json.loads(store.read(path))["rewards"] == [0.0, 1.0]
+
+
+def shards(path: str, value: float) -> None:
+    os.mkdir(path)
+    names = {"x": "model-00001-of-00002.safetensors", "y": "model-00002-of-00002.safetensors"}
+    for key, name in names.items():
+        save_file({key: torch.full((3,), value)}, f"{path}/{name}")
+    index = {"metadata": {"total_size": 24}, "weight_map": names}
+    Path(path, "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_a_folder_of_shards_is_merged_to_a_folder_of_shards(store: Store) -> None:
+    make_group(store, "ab")
+    for job, value in (("a", 1.0), ("b", 3.0)):
+        upload(store, "g", job, 1, partial(shards, value=value), name="checkpoint")
+    keep(store)
+    folder = store.path(f"{groups.global_dir('g', 2)}/global_weights")
+    assert len(os.listdir(folder)) == 3
+    merged = load_file(f"{folder}/model-00002-of-00002.safetensors")
+    assert torch.equal(merged["y"], torch.full((3,), 2.0))
 
 
 # -- late ones
