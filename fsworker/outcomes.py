@@ -10,6 +10,7 @@ those for tasks whose slot could not, because it was killed or vanished.
 from __future__ import annotations
 
 import signal
+import struct
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
@@ -63,10 +64,25 @@ def record(index: int, task_id: Any, status: str, value: Any, elapsed: float) ->
     return packed
 
 
+_RUN_HEAD = struct.Struct(">4scIcI")
+_RUN_TAIL = struct.Struct(">cd")
+RUN_HEAD, RUN_TAIL = _RUN_HEAD.size, _RUN_TAIL.size
+"""Bytes of a run before and behind its values, whatever they are."""
+
+
+def run_head(first: int, count: int) -> bytes:
+    """The part of a run before its values: numbers at their full length."""
+    return _RUN_HEAD.pack(b"\x94\xa2ok", b"\xce", first, b"\xdd", count)
+
+
+def run_tail(elapsed: float) -> bytes:
+    """The part of a run behind its values."""
+    return _RUN_TAIL.pack(b"\xcb", elapsed)
+
+
 def run(first: int, values: Sequence[bytes], elapsed: float) -> bytes:
     """The record of tasks in a row that returned these values, packed each."""
-    head = b"\x94\xa2ok" + _plain.pack(first) + _plain.pack_array_header(len(values))
-    return b"".join((head, *values, _plain.pack(elapsed)))
+    return b"".join((run_head(first, len(values)), *values, run_tail(elapsed)))
 
 
 def is_run(row: Any) -> bool:

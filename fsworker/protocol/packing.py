@@ -68,6 +68,19 @@ def unpack(data: bytes | bytearray) -> Any:
         raise NotPacked(f"not one packed value: {type(error).__name__} {error}".rstrip()) from None
 
 
+def count(data: bytes) -> int:
+    """How many packed values lie in a row in `data`; 0 when they end within one."""
+    unpacker, found = msgpack.Unpacker(max_buffer_size=len(data) or 1, strict_map_key=False), 0
+    unpacker.feed(data)
+    try:
+        while unpacker.tell() < len(data):
+            unpacker.skip()
+            found += 1
+    except Exception:
+        return 0
+    return found
+
+
 def _default(value: Any) -> Any:
     if type(value) is Reference:
         return msgpack.ExtType(REFERENCE, msgpack.packb(list(value)))

@@ -17,22 +17,12 @@ class Aftermath:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._forked = False
         self._standard = Standard()
-        os.register_at_fork(after_in_child=self._came_from_fork)
 
     def settle(self) -> None:
         """Put it right; whoever is a child of this process ends here, it has no business here."""
         signal.alarm(0)
-        if self._forked:
+        if os.getpid() != self._pid:
             os._exit(0)
         if self._standard.broken(0):
             self._standard.restore()
-
-    def end_copies(self) -> None:
-        """End a child that was forked without Python's knowledge, before it says anything."""
-        if os.getpid() != self._pid:
-            os._exit(0)
-
-    def _came_from_fork(self) -> None:
-        self._forked = True

@@ -57,7 +57,7 @@ def _plain_calls(records: Records, values: list[Any], first: int) -> Iterator[St
         if type(fields) is list and 1 < len(fields) < 4 and fields[0] is None:
             args, kwargs = fields[1], fields[2] if len(fields) == 3 else _NAMELESS
             if type(args) is list and type(kwargs) is dict:
-                calls.append((args, kwargs))
+                calls.append((tuple(args), kwargs))  # here, since the call is timed
                 continue
         if calls:
             yield Stretch(index - len(calls), iter(calls))

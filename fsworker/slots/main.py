@@ -31,17 +31,15 @@ from fsworker.slots.decoding import Calls, Stretch, limit_of, one_by_one, parse_
 from fsworker.slots.env import MOST, Numbers, Variable
 from fsworker.slots.memory import IDLE, Entry, Region, pack_entry
 from fsworker.slots.process import become_slot
-from fsworker.slots.recording import fetched, result_record, too_large
+from fsworker.slots.recording import fetched, result_record
 from fsworker.slots.serving import Served
-from fsworker.slots.sprint import BURST_BYTES, Sprint, Sprinter
+from fsworker.slots.sprint import BURST_BYTES, Sprinter
 from fsworker.slots.wire import Range
 
 log = logging.getLogger("fsworker.slots.main")
 
 FLUSH_AFTER = 0.05
 """Seconds that a finished result waits at most for the next one before both are sent."""
-
-_OK = outcomes.CODES[outcomes.OK]
 
 
 class Slot:
@@ -105,16 +103,14 @@ class Slot:
             self._region.begin(index, time.monotonic(), work.meta.get("timeout") or 0.0)
             label = self._task_id.numbered(f"{work.meta['batch']}:")
             done = self._sprinter.run(function, calls, index, self._numbers, label)
-            if done.values:
-                self._keep_run(work.number, index, done)
-                index += len(done.values)
+            index += done.returned
             if done.other is not None:
                 status, value, started = done.other
                 if status == outcomes.ERROR and work.meta.get("retries"):
                     status, value = self._insist(index, work, function, value)
                 self._keep_single(work.number, index, None, status, value, started)
                 index += 1
-            elif not done.values:
+            elif not done.returned:
                 return
 
     def _run_alone(self, stretch: Stretch, work: Range, function: Function | None) -> None:
@@ -183,18 +179,6 @@ class Slot:
 
     # -- results
 
-    def _keep_run(self, number: int, first: int, done: Sprint) -> None:
-        values, size = done.values, len(done.values[-1])
-        beyond = size > slot_wire.MAX_RECORD - BURST_BYTES - 64
-        if beyond:
-            values.pop()
-        if values:
-            data = outcomes.run(first, values, done.seconds)
-            self._keep(number, Entry(first, len(values), _OK, done.seconds, data))
-        if beyond:
-            index, why = first + len(values), too_large(size)
-            self._keep_single(number, index, None, outcomes.INVALID, why, time.monotonic())
-
     def _keep_single(
         self, number: int, index: int, task_id: Any, status: str, value: Any, started: float
     ) -> None:
@@ -203,7 +187,6 @@ class Slot:
         self._keep(number, Entry(index, 1, outcomes.CODES[status], elapsed, data))
 
     def _keep(self, number: int, entry: Entry) -> None:
-        self._aftermath.end_copies()
         packed = pack_entry(entry)
         if self._region.append(packed):
             return
@@ -212,7 +195,8 @@ class Slot:
             self._sock.sendall(slot_wire.pack_frame(slot_wire.RESULTS, number, packed))
 
     def _flush_in_time(self, number: int) -> None:
-        if time.monotonic() - self._flushed >= FLUSH_AFTER:
+        late = time.monotonic() - self._flushed >= FLUSH_AFTER
+        if late or self._region.crowded(2 * BURST_BYTES):
             self._flush(number, slot_wire.RESULTS)
 
     def _flush(self, number: int, kind: int) -> None:

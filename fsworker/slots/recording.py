@@ -25,16 +25,11 @@ def result_record(
         data = outcomes.record(index, task_id, status, value, elapsed)
         if len(data) <= slot_wire.MAX_RECORD:
             return status, data
-        why = too_large(len(data))
+        told = f"the result has {len(data)} bytes, {slot_wire.MAX_RECORD} is the limit"
+        why = outcomes.cause("ResultTooLarge", told)
     except BaseException as error:  # the value's own methods run here
         kind = "InvalidResult" if isinstance(error, packing.Unpackable) else type(error).__name__
         why = outcomes.cause(
             kind, f"the result cannot be sent: {outcomes.raised(error)['message']}"
         )
     return outcomes.INVALID, outcomes.record(index, task_id, outcomes.INVALID, why, elapsed)
-
-
-def too_large(size: int) -> dict[str, str]:
-    """What is said of a result of so many bytes."""
-    told = f"the result has {size} bytes, {slot_wire.MAX_RECORD} is the limit"
-    return outcomes.cause("ResultTooLarge", told)

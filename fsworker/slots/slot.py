@@ -95,7 +95,7 @@ class Slot:
         self._received = bytearray()
         self._unsent = memoryview(b"")
         self._looked: State | None = None
-        self._rescued = (-1, -1)
+        self._rescued = (-1, -1, -1)
 
     def connect(
         self, selector: selectors.BaseSelector, serve: Callable[[Slot, int], None]
@@ -120,7 +120,7 @@ class Slot:
         """Send an idle slot a range."""
         self.range, self.first, self.end = work.number, work.first, work.first + len(work.records)
         self.region.set_limit(self.end)
-        self.state, self._looked, self._rescued, self.cancelling = "busy", None, (-1, -1), None
+        self.state, self._looked, self._rescued, self.cancelling = "busy", None, (-1, -1, -1), None
         self.due = time.monotonic()
         self._unsent = memoryview(slot_wire.pack_range(work))
         self.send(selector)
@@ -210,8 +210,8 @@ class Slot:
 
     def rescue(self, state: State) -> list[Entry]:
         """What it had finished before the task it is at, unless that was taken before."""
-        mark = (state.generation, state.written)
-        if not state.written or mark == self._rescued:
+        mark = (state.generation, state.written, state.size)
+        if not (state.written or state.size) or mark == self._rescued:
             return []
         self._rescued = mark
         entries = self.region.finished(state)

@@ -2,8 +2,9 @@
 
 This loop is what a short task costs. So it makes no system call: what must be put right after user
 code (an alarm that it left, descriptors that it closed, a fork that came back) takes some, and is
-done only after tasks that took long enough to have made one themselves. Results are packed as they
-come, since user code may change what it returned, and recorded together within `BURST` seconds.
+done only after tasks that took long enough to have made one themselves. Results are packed and put
+where the worker sees them as they come, since user code may change what it returned, or not return
+the next time; they become one record within `BURST` seconds.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from fsworker.slots.decoding import Calls
 from fsworker.slots.memory import Region
 
 BURST = 0.001
-"""Seconds after which results are recorded: a crash takes back no more than that."""
-BURST_BYTES = 1 << 15
+"""Seconds of tasks that share a record, at most."""
+BURST_BYTES = 1 << 14
 """Bytes of results, likewise."""
 
 _HARMLESS = 0.7
@@ -32,8 +33,8 @@ _clock = time.monotonic
 
 
 class Other(NamedTuple):
-    """A task that did not simply return something that can be packed: its status and value as far
-    as they are known, and when it began."""
+    """A task that did not simply return something small that can be packed: its status and value as
+    far as they are known, and when it began."""
 
     status: str
     value: Any
@@ -41,11 +42,10 @@ class Other(NamedTuple):
 
 
 class Sprint(NamedTuple):
-    """What came of calls in a row: the packed values of those that returned, in how many seconds,
-    and what came of the next one, if it was begun."""
+    """What came of calls in a row: how many returned, and what came of the next one, if it was
+    begun."""
 
-    values: list[bytes]
-    seconds: float = 0.0
+    returned: int
     other: Other | None = None
 
 
@@ -65,14 +65,14 @@ class Sprinter:
         """Execute calls, the first of which is task `index`, until they end, the limit is reached,
         it is time to record results, or one did not simply return. `label` is given the item of
         `numbers` that belongs to each task."""
-        at, since = self._region.index_mark, self._region.started_mark
-        limit, pack = self._region.limit_mark, self._pack
-        values: list[bytes] = []
-        room, harmless = BURST_BYTES, _HARMLESS * quickest_call()
+        first, region, pack = index, self._region, self._pack
+        at, since, limit = region.index_mark, region.started_mark, region.limit_mark
+        if index >= limit[0]:
+            return Sprint(0)
+        (write, room), filled, size = region.open_run(first), region.size_mark, 0
+        harmless, other = _HARMLESS * quickest_call(), None
         ended = begun = _clock()
         enough = begun + BURST
-        if index >= limit[0]:
-            return Sprint(values)
         for args, kwargs in calls:
             at[0], since[0], label[0] = index, ended, numbers[index]
             started = _clock()
@@ -86,17 +86,21 @@ class Sprinter:
             except BaseException as error:  # exit and interrupt too: they end the task, not us
                 self._settle()
                 other = Other(outcomes.ERROR, outcomes.raised(error), started)
-                return Sprint(values, started - begun, other)
+                break
             try:
                 packed = pack(value)
             except BaseException:  # its own methods ran; the careful way has the words for it
-                return Sprint(values, started - begun, Other(outcomes.OK, value, started))
-            values.append(packed)
-            index += 1
-            room -= len(packed)
-            if ended > enough or room < 0 or index >= limit[0]:
+                packed = None
+            if packed is None or (size := size + len(packed)) > room:
+                other = Other(outcomes.OK, value, started)
                 break
-        return Sprint(values, ended - begun)
+            write(packed)
+            filled[0] = size
+            index += 1
+            if ended > enough or size > BURST_BYTES or index >= limit[0]:
+                break
+        region.close_run(index - first, ended - begun)
+        return Sprint(index - first, other)
 
 
 def quickest_call() -> float:

@@ -158,8 +158,8 @@ def test_a_task_may_have_a_time_of_its_own(forked: Bench) -> None:
 
 def test_what_was_finished_before_a_neighbour_hangs_is_known_at_once(mark: str) -> None:
     bench = Bench(1, "fork", mark)
-    work = bench.add("sleep", [[0.0], [0.001], [0.002], [60]])
-    bench.until(lambda: len(work.results) == 3, 20, "three results")
+    work = bench.add("sleep", [[0.0], [0.0], [0.002], [0.0], [60]])
+    bench.until(lambda: len(work.results) == 4, 20, "four results")
     bench.executor.drop(work.key)
     bench.until(bench.all_idle, what="its slot is replaced")
     bench.executor.close()

@@ -171,7 +171,7 @@ def told(records: list[bytes], form: str | None = None) -> list[tuple[int, int |
 
 def test_calls_are_decoded_in_stretches_and_what_is_more_is_left_as_it_is() -> None:
     calls = [packing.pack(f) for f in ([None, [1, 2]], [None, [], {"k": 1}], [None, [3], {}])]
-    plain = [([1, 2], {}), ([], {"k": 1}), ([3], {})]
+    plain = [((1, 2), {}), ((), {"k": 1}), ((3,), {})]
     assert told(calls) == [(5, 3, plain)]
     more = [["id", [1]], [None, [1], {}, {"timeout": 1}], [None, "args"], [None, [], 7], []]
     packed = [packing.pack(m) for m in more]
