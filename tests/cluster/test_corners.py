@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.conftest import LONG
 from tests.cluster.ground import WATCH, Run
 from tests.rigs.vmcluster import Cluster
 
@@ -67,7 +68,7 @@ def test_of_folders_under_one_name_the_first_wins_whole_on_whatever_machine(run:
     assert run.sh(f"ls -A {root} | grep -v token || true").stdout.split() == ["go"]
 
 
-@pytest.mark.parametrize("lie", ["granted", "unsupported"])
+@pytest.mark.parametrize("lie", ["granted", "unsupported"] if LONG else ["granted"])
 def test_two_watchers_under_a_lock_that_lies_restart_a_host_once(
     run: Run, cluster: Cluster, lie: str
 ) -> None:
