@@ -69,7 +69,7 @@ def _copy(store: Store, source: str, target: str) -> None:
         fsfolders.copy(store, source, temp)
         store.rename(temp, target)
     except FileNotFoundError as error:
-        log.warning("%s is not copied: %s", source, error)
+        log.info("%s is not copied: %s", source, error)  # a job that never ran has no log
         store.remove_quietly(temp)
 
 
