@@ -126,7 +126,8 @@ class GroupKeeper:
                     raise
                 uploads[uploads.index(odd)] = odd.refused("misshapen", str(error))
                 continue
-            return closing.close(self.store, self.eye, view, plan, decision, now)
+            closed = now or self._server_time()
+            return closing.close(self.store, self.eye, view, plan, decision, closed)
 
     def _observation(self, view: View, uploads: list[Upload], now: float) -> rounds.Observation:
         fits = partial(closing.misfit, view.group, view.base)
@@ -183,9 +184,12 @@ class GroupKeeper:
         return replace(view, since=since)
 
     def _now(self, view: View) -> float:
-        """Now by the file server's clock; it is not asked for when nobody has uploaded."""
-        if not view.uploads and not view.late:
-            return 0.0
+        """Now by the file server's clock; 0 where nothing depends on it, for asking costs calls."""
+        waits = bool(view.uploads or view.late)
+        known = view.since is not None and view.group.deadline is None
+        return self._server_time() if waits and not known else 0.0
+
+    def _server_time(self) -> float:
         folder = groups.group_dir(self.group)
         try:
             return self.store.server_time(folder)
@@ -227,7 +231,7 @@ class GroupKeeper:
 
     def _clean(self, view: View) -> None:
         """Once a round is published, and once when this process begins."""
-        now = None if self.alone else self.store.server_time(groups.group_dir(self.group))
+        now = None if self.alone else self._server_time()
         retention.remove_leftovers(self.store, self.group, alone=self.alone, now=now)
         newest, keep = view.round - 1, view.group.keep_rounds
         self._kept = retention.retire(self.store, self.group, newest, keep, self._kept)
