@@ -19,6 +19,7 @@ from ctl import decide, memory
 from ctl.alarm import Alarm
 from ctl.decide import Decision
 from ctl.effects import Effects
+from ctl.errand import Errand
 from ctl.health import HEALTHY, Limits, State, Verdict
 from ctl.journal import Journal
 from ctl.lookout import LATE, Lookout
@@ -69,6 +70,7 @@ class Watcher:
         self._journal = journal or Journal()
         self._alarm = Alarm()
         self._manager = manager or Manager()
+        self._errand = Errand(["scale", "--step", "--root", io.root])
         self._lookout = Lookout(io, self._journal, options.interval, late=options.late)
         self._effects = Effects(io, self._journal, options.limits.grace, self._alarm.ring)
         self._eyes: Continuous | Single | None = None
@@ -94,6 +96,7 @@ class Watcher:
                 begun = time.monotonic()
                 self._turn()
                 self._manager.alive()
+                self._send_errand(begun)
                 if self._alarm.rest(begun + self._o.interval) and not self._done():
                     # News of one host: that of its neighbours is about to come as well.
                     time.sleep(min(0.2, self._o.interval / 4))
@@ -125,6 +128,13 @@ class Watcher:
         self._io.close()
         self._alarm.close()
         self._manager.close()
+        self._errand.close()
+
+    def _send_errand(self, now: float) -> None:
+        """Have jobs of a batch system looked after; a run that has none sends nobody."""
+        meta = self._lookout.meta
+        if meta is not None and meta.launcher == "slurm":
+            self._errand.turn(now)
 
     def _done(self) -> bool:
         self._ended = self._ended or self._alarm.told

@@ -36,6 +36,10 @@ def choose_workers(
         raise UsageError(f"--concurrency must be {MOST_SLOTS} at most, not {usual.concurrency}")
     if usual.job_slots > MOST_SLOTS:
         raise UsageError(f"--job-slots must be {MOST_SLOTS} at most, not {usual.job_slots}")
+    if launcher == "slurm":
+        if workers_json or hosts:
+            raise UsageError("--launcher slurm chooses hosts itself: give --nodes instead")
+        return ()
     if workers_json and hosts:
         raise UsageError("--workers-json and --hosts both say where workers run: give one of them")
     if workers_json:
@@ -153,6 +157,8 @@ def _number(value: Any, what: str, least: int) -> int:
 
 def count_shards(workers: Sequence[WorkerSpec], given: int | None) -> int:
     """How many shards the inbox has; every worker's home must be one of them."""
+    if not workers:  # they come by themselves
+        return given or 1
     highest = max(workers, key=lambda w: w.shard)
     if given is not None and highest.shard >= given:
         raise UsageError(

@@ -162,6 +162,9 @@ def run(
 @click.option("--gpus", callback=_read(gpus), metavar="N|LIST", help="0: none [default: detect].")
 @click.option("--slot-mem", callback=_read(size), metavar="SIZE", help="Memory of a slot, as 2G.")
 @click.option("--max-idle", type=click.FloatRange(0), default=0.0, help="Seconds; 0: never ends.")
+@click.option(
+    "--grace", type=click.FloatRange(0), default=10.0, show_default=True, help="As in run; seconds."
+)
 @click.option("--run-once", is_flag=True, help="End after the first work.")
 @click.option("--log-level", type=click.Choice(LOG_LEVELS, case_sensitive=False), default="INFO")
 def attach(**asked: Any) -> None:
@@ -188,6 +191,7 @@ def attach(**asked: Any) -> None:
         cpus=asked["cpus"],
         memory_mb=asked["ram_mb"],
         max_idle=asked["max_idle"],
+        grace=asked["grace"],
         once=asked["run_once"],
         log_level=asked["log_level"].upper(),
     )

@@ -11,7 +11,7 @@ from ctl.commands.drain import allow, tell
 from ctl.commands.restart_host import complain
 from ctl.draining import Drain
 from ctl.hosts import names_of
-from ctl.params import COUNT, DURATION, POSITIVE, json_option, root_option
+from ctl.params import COUNT, DURATION, POSITIVE, WHOLE, json_option, root_option
 from ctl.scaling import Scale
 from ctl.session import Session
 from ctl.stopping import Report, as_error
@@ -26,6 +26,9 @@ from fsworker.protocol.records.run import LaunchMeta
 @click.option("--hosts", metavar="SET", help="The hosts that the run is to have, all of them.")
 @click.option("--add", multiple=True, metavar="HOST[:SHARD]", help="Hosts that join.")
 @click.option("--remove", multiple=True, metavar="HOST", help="Hosts that leave.")
+@click.option("--nodes", type=WHOLE, help="Slurm: how many workers the run is to have.")
+@click.option("--auto", metavar="MIN:MAX", help="Slurm: as many as the backlog asks for.")
+@click.option("--step", is_flag=True, hidden=True, help="What a watcher has done now and then.")
 @click.option("--concurrency", type=COUNT, help="Slots of new workers [default: as the others].")
 @click.option("--ready-timeout", type=POSITIVE, help="Time to be ready [default: the run's].")
 @click.option(
@@ -43,6 +46,9 @@ def command(
     hosts: str | None,
     add: tuple[str, ...],
     remove: tuple[str, ...],
+    nodes: int | None,
+    auto: str | None,
+    step: bool,
     concurrency: int | None,
     ready_timeout: float | None,
     timeout: float,
@@ -55,6 +61,10 @@ def command(
     The number of shards stays; what nobody calls home any more is served by the others. A host
     that leaves and cannot be proven stopped stays in the run, down, unless --force is given.
     """
+    if nodes is not None or auto or step:
+        if hosts or add or remove or (nodes is not None and auto):
+            raise UsageError("scale takes one of --nodes, --auto, and hosts")
+        return _scale_jobs(session, root, nodes, parse_auto(auto) if auto else None, as_json)
     if bool(hosts) == bool(add or remove):
         raise UsageError("scale takes either --hosts, or --add and --remove: ctl scale --help")
     run = roots.open_run(*roots.find_root(root, session.config))
@@ -87,6 +97,36 @@ def command(
     if report.failed:
         raise as_error(report, len(change.leaving))
     return 0
+
+
+def _scale_jobs(
+    session: Session, root: str | None, nodes: int | None, auto: tuple[int, int] | None, json: bool
+) -> int:
+    """Another number of jobs; without one, what is due now and then."""
+    from ctl.slurm import running  # lazily: other runs have no use for it
+
+    run = roots.open_run(*roots.find_root(root, session.config))
+    with locks.verb_lock(run.store, "scale"):
+        run = roots.open_run(run.root)
+        if nodes is None and auto is None:
+            more, fewer = running.step(run)
+        else:
+            more, fewer = running.resize(run, nodes, auto)
+        if more or fewer:
+            locks.record(run.store, "scale", event="jobs", submitted=more, cancelled=fewer)
+    if json:
+        render.document({"root": run.root, "submitted": more, "cancelled": fewer, "exit_code": 0})
+    else:
+        session.say(f"submitted {more} jobs, cancelled {fewer}")
+    return 0
+
+
+def parse_auto(text: str) -> tuple[int, int]:
+    """MIN:MAX. UsageError."""
+    least, colon, most = text.partition(":")
+    if not (colon and least.isdigit() and most.isdigit() and 0 <= int(least) <= int(most) > 0):
+        raise UsageError(f"--auto takes MIN:MAX, as 0:16, not {text!r}")
+    return int(least), int(most)
 
 
 def _spelled(session: Session, run: roots.Run, name: str) -> str:

@@ -14,6 +14,7 @@ from ctl import (
     launching,
     localfiles,
     locks,
+    mounts,
     planning,
     render,
     roots,
@@ -36,6 +37,8 @@ from ctl.params import (
 )
 from ctl.planning import Plan, Wish
 from ctl.session import Session
+from ctl.slurm.options import check as check_slurm
+from ctl.slurm.options import slurm_options
 from fsworker.errors import FleetError, NotRunning, Refused, StorageError, UsageError
 from fsworker.protocol import layout
 
@@ -87,8 +90,9 @@ from fsworker.protocol import layout
 )
 @click.option("--task-timeout", type=POSITIVE, help="Time that one task may take [default: any].")
 @click.option("--max-deaths", type=COUNT, help="Worker deaths before a task is given up.")
-@click.option("--launcher", help="How hosts are reached: ssh or local [default: ssh].")
+@click.option("--launcher", help="How hosts are reached: ssh, local or slurm [ssh].")
 @click.option("--ssh-config", metavar="FILE", help="Instead of ~/.ssh/config.")
+@slurm_options
 @click.option("--accept-new", is_flag=True, default=None, help="Add unknown host keys.")
 @click.option("--no-respawn", is_flag=True, help="Run workers without their wrapper.")
 @click.option("--ws", "workspace", metavar="DIR", help="Workspace: HOME and TMPDIR of workers.")
@@ -122,6 +126,7 @@ def command(session: Session, /, **options: Any) -> int:
     root, run_id = choose_place(session, options)
     if options["federation"]:
         aggregating.check()
+    check_slurm(session.config.pick("launcher", options["launcher"]), options)
     plan = make_plan(session, options, root, run_id)
     check_disk(plan, named=options["root"] is not None)
     check_live(plan, options["replace"])
@@ -138,7 +143,7 @@ def command(session: Session, /, **options: Any) -> int:
         if options["doctor"]:
             _examine(session, plan, store)
         rundir.publish(plan, store)
-        started = _launch(session, plan, store)
+        started = _launch(session, plan, store, options)
     if options["federation"]:
         pid = aggregating.renew(store)
         session.say(f"aggregating pid={pid} log={store.path(aggregating.LOG)}")
@@ -180,7 +185,7 @@ def make_plan(session: Session, options: dict[str, Any], root: str, run_id: str)
     wish = Wish(
         workers_json=options["workers_json"],
         hosts=options["hosts"],
-        shard_count=options["shard_count"],
+        shard_count=options["shard_count"] or options["nodes"],
         functions=options["fn"],
         allow=options["allow"],
         experiment=options["experiment"],
@@ -247,11 +252,17 @@ def _examine(session: Session, plan: Plan, store: Any) -> None:
         raise failure
 
 
-def _launch(session: Session, plan: Plan, store: Any) -> dict[str, Any]:
+def _launch(session: Session, plan: Plan, store: Any, options: dict[str, Any]) -> dict[str, Any]:
+    if doubt := mounts.doubt(plan.root):
+        session.note(doubt)
     meta_fields = current_fields(plan)
     if not session.json:
         render.line({"ok": True, "phase": "manifest", **meta_fields})
     try:
+        if plan.meta.launcher == "slurm":
+            from ctl.slurm import starting  # lazily: other runs have no use for it
+
+            starting.submit(session, plan, store, options)
         with launching.opened(plan.meta) as launcher:
             width = session.config.get("width")
             crew = bringup.Crew(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import Counter
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 from ctl import groupstatus, health, render, roots, statusview, units
 from ctl.params import DURATION, json_option, root_option
 from ctl.session import Session
+from fsworker.errors import FleetError
 
 
 @click.command()
@@ -57,10 +59,25 @@ def _document(run: roots.Run, look: statusview.Look, code: int) -> dict[str, Any
         "hosts": [host.fields() for host in look.hosts],
         "shards": look.backlog.rows(run.manifest.shard_count),
         "totals": look.totals(),
+        "scheduler": _scheduler(run),
         "aggregator": groupstatus.aggregator(run.store).fields(),
         "unknown_status_files": look.strangers,
         "meta": meta_fields(run),
     }
+
+
+def _scheduler(run: roots.Run) -> list[dict[str, str]] | None:
+    """What Slurm says of the run's jobs; None for a run that has none, and when it is silent."""
+    if run.meta is None or run.meta.launcher != "slurm":
+        return None
+    from ctl.slurm import fleet  # lazily: other runs have no use for it
+
+    try:
+        book = fleet.read(run.store)
+        return fleet.view(book).fields() if book else []
+    except FleetError as error:
+        print(f"warning: {error}", file=sys.stderr)
+        return None
 
 
 def _lines(run: roots.Run, look: statusview.Look) -> None:
@@ -93,6 +110,9 @@ def _table(run: roots.Run, look: statusview.Look) -> None:
             print(
                 f"  shard {shard['shard']}: {shard['pending']} pending, {shard['claimed']} claimed"
             )
+    for job in _scheduler(run) or ():
+        where = job["node"] or job["reason"]
+        print(f"  job {job['job']}: {job['state']} {where} ({job['member']})")
     if (merging := groupstatus.aggregator(run.store)).beat is not None:
         print(f"  {render.clean(merging.words)}; see ctl rounds")
     for name in look.strangers:

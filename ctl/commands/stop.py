@@ -7,6 +7,7 @@ import click
 from ctl import aggregating, launching, locks, render, roots, stopping, watcher
 from ctl.params import DURATION, POSITIVE, json_option, root_option
 from ctl.session import Session
+from ctl.slurm import running
 
 
 @click.command()
@@ -56,12 +57,17 @@ def stop_run(
     for sentence in (watcher.stop(run.store), aggregating.try_stop(run.store)):
         if sentence:
             session.note(sentence)
+    jobs = meta.launcher == "slurm"
+    if jobs:
+        running.before_stop(run)
     enforce = meta.launcher != "local" or len(session.allowed) > 0
     hosts, strange = stopping.allowed_or_not(meta, run.hosts, session.allowed.names, enforce)
     unwritten = stopping.try_intents(run.store, meta, strange)
     with launching.opened(meta) as launcher:
         width = session.config.get("width")
         report = stopping.stop_hosts(run.store, meta, hosts, launcher, grace, kill_after, width)
+    if jobs:
+        running.after_stop(run)
     for host in strange:
         report.failed.append(host)
         intent = unwritten.get(host, "its stop intent is written")

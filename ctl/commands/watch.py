@@ -142,7 +142,7 @@ def _check_allowed(session: Session, meta: LaunchMeta) -> None:
     """Say which hosts will be left alone; Refused when that is all of them."""
     names = {worker.host for worker in meta.workers}
     left = sorted(names - _allowed(session, meta))
-    if len(left) == len(names):
+    if names and len(left) == len(names):
         session.allowed.check(left[0])
         raise Refused(f"host {left[0]!r} is not allowed", host=left[0])
     if left:

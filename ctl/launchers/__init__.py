@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LAUNCHERS = {
     "local": "ctl.launchers.local:LocalLauncher",
     "ssh": "ctl.launchers.ssh:SshLauncher",
+    "slurm": "ctl.launchers.slurm:SlurmLauncher",
 }
 
 

@@ -50,6 +50,7 @@ class Options:
     cpus: int = 0
     memory_mb: int = 0
     max_idle: float = 0.0
+    grace: float = 10.0
     once: bool = False
     log_level: str = "INFO"
 
@@ -137,6 +138,7 @@ def _wrapper_options(options: Options, member: Member) -> wrapper.Options:
     argv = request.worker_argv(sys.executable)
     argv += [word for label in member.labels for word in ("--label", label)]
     said = {"--max-idle": options.max_idle, "--cpus": options.cpus, "--ram-mb": options.memory_mb}
+    said["--grace"] = options.grace
     argv += [word for k, v in said.items() if v for word in (k, f"{v:g}")]
     argv += ["--once"] if options.once else []
     return wrapper.Options(

@@ -116,26 +116,33 @@ def test_what_does_not_fit_waits_with_its_reason_and_is_cancelled_first(
     wait_until(lambda: site.jobs() == [], 60, "an empty queue")
 
 
-def test_a_worker_drains_before_its_time_limit_and_another_takes_over(
-    ctl: Ctl, site: Slurm
-) -> None:
-    root = start(ctl, 1, "--time", "1", "--drain-before", "50", "--resubmit", "3")
+def test_a_worker_drains_at_slurms_signal_and_another_takes_over(ctl: Ctl, site: Slurm) -> None:
+    root = start(ctl, 1, "--time", "5", "--drain-before", "90")
     (first,) = jobs(ctl, root)
-    watcher = ctl.popen("watch", "--root", str(root), "--interval", "0.5")
+    shown = site.run("scontrol", "show", "job", first)
+    assert "TimeLimit=00:05:00" in shown
     with Client(str(root)) as client:
-        futures = [client.submit(WHO, 1.0) for _ in range(40)]
+        futures = [client.submit(WHO, 0.5) for _ in range(60)]
+        wait_until(lambda: claims(root), 60, "a claim")
+        # What Slurm sends before a time limit and at a preemption, to the batch shell alone.
+        site.run("scancel", "--batch", "--signal=TERM", first)
         wait_until(lambda: not [j for j in site.jobs() if j["id"] == first], 120, "the job's end")
-        # It is over, well before its limit, and owes nobody a death.
         ended = site.run("scontrol", "show", "job", first)
         assert "JobState=COMPLETED" in ended, ended
+        assert claims(root) == [] and os.listdir(root / "dead") == []
+        waiting = os.listdir(root / "inbox" / "0")
+        assert all(name.endswith(".0") for name in waiting), "its end is no batch's fault"
         more = ctl("scale", "--nodes", "1", "--root", str(root))
         assert more.stdout.strip() == "submitted 1 jobs, cancelled 0", more.stderr
         served = [future.result(timeout=200) for future in futures]
-    assert len(set(served)) >= 2 and len(served) == 40
-    assert os.listdir(root / "dead") == []
-    watcher.terminate()
-    assert watcher.wait(60) == 0
+    known = {f"slurm-{job}" for job in (first, *jobs(ctl, root))}
+    assert len(served) == 60 and set(served) <= known
     assert ctl("stop", "--root", str(root), "--grace", "20").returncode == 0
+
+
+def claims(root: Path) -> list[str]:
+    owners = os.listdir(root / "claims")
+    return [name for owner in owners for name in os.listdir(root / "claims" / owner)]
 
 
 def test_as_many_workers_as_the_backlog_asks_for(ctl: Ctl, site: Slurm) -> None:
