@@ -23,9 +23,9 @@ TASKS = 20_000 if LONG else 6_000
 BATCHES = 150
 IDLE = 60.0
 SPAN = 30.0
-PER_BATCH_WORKER = 26.0
-PER_BATCH_CLIENT = 26.0
-IDLE_WORKER = 12.0
+PER_BATCH_WORKER = 20.0
+PER_BATCH_CLIENT = 20.0
+IDLE_WORKER = 10.0
 """Requests, on average: see "What it costs a file server" in docs/protocol.md."""
 
 ONE_BY_ONE = """
@@ -39,11 +39,12 @@ with Client(sys.argv[1], no_worker_timeout=None) as client:
 """
 NAIVE = """
 import os, sys, time
+assert not os.path.exists(sys.argv[1])
 print("looking", flush=True)
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.05)
 """
-STOPPING = 6.0
+STOPPING = 8.0
 """Seconds in which a stop intent is obeyed: a look every 2 s, and a Python that ends on an
 emulated processor of which a fourth is there."""
 
@@ -109,9 +110,10 @@ def test_a_stop_intent_is_seen_long_before_a_poll_for_existence_sees_a_file(
 ) -> None:
     naive, watched = (run.cluster.workers[name] for name in ("node2", "node1"))
     run.sh(f"mkdir {run.base}/flags")
-    poll = see(naive, run.python(["-c", NAIVE, f"{run.base}/flags/stop"]))
     pid = run.beat("node1")["pid"]
     alive = see(watched, f"echo looking; while [ -d /proc/{pid} ]; do sleep 0.1; done")
+    # Last: what it once found absent it believes for up to half a minute from now.
+    poll = see(naive, run.python(["-c", NAIVE, f"{run.base}/flags/stop"]))
 
     # Both files at once, as one command would make them.
     intent = f"{run.root}/ctl/node1.stop"
