@@ -42,13 +42,19 @@ def look(store: Store, host: str) -> Seen:
 
 def check_silent(store: Store, host: str, watch_for: float = WATCH_FOR) -> None:
     """Refused when somebody else beats under this name; silence is its last holder's end."""
-    first = _beat(store, host)
+    try:
+        first = _beat(store, host)
+    except FormatError:
+        first = Heartbeat(host, 0, "", 0, 0.0)  # whatever comes next is another
     if first is None or first.stopped:
         return
     end = time.monotonic() + watch_for
     while time.monotonic() < end:
         time.sleep(min(0.5, watch_for))
-        now = _beat(store, host)
+        try:
+            now = _beat(store, host)
+        except FormatError:
+            continue  # unreadable is not silent
         if now is None or now.stopped:
             return
         if (now.incarnation, now.seq) != (first.incarnation, first.seq):
@@ -81,6 +87,6 @@ def _beat(store: Store, host: str) -> Heartbeat | None:
         return None
     try:
         beat: Heartbeat = Heartbeat.from_json(store.read(path, 1 << 20), path)
-    except (FileNotFoundError, FormatError):
+    except FileNotFoundError:
         return None
     return beat

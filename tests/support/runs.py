@@ -32,5 +32,7 @@ def make_run(tmp_path: Path, *hosts: str, **meta: Any) -> roots.Run:
 def beat(tmp_path: Path, age: float = 0.0, name: str = "n1", **fields: Any) -> None:
     path = tmp_path / layout.STATUS / f"{name}.json"
     record = replace(BEAT, **{"host": name, "heartbeat_at": time.time() - age, **fields})
-    path.write_bytes(record.to_json())
-    os.utime(path, (time.time() - age,) * 2)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(record.to_json())
+    os.utime(temporary, (time.time() - age,) * 2)
+    temporary.replace(path)
