@@ -92,6 +92,7 @@ class Sprinter:
             except BaseException:  # its own methods ran; the careful way has the words for it
                 packed = None
             if packed is None or (size := size + len(packed)) > room:
+                self._pack = packing.packer()  # one keeps a buffer as large as its largest value
                 other = Other(outcomes.OK, value, started)
                 break
             write(packed)
