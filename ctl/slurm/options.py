@@ -24,9 +24,9 @@ _OPTIONS = (
     click.option(
         "--sbatch", multiple=True, metavar="ARG", help="Slurm: more for sbatch, as it is."
     ),
-    click.option("--drain-before", type=COUNT, help="Slurm: seconds before the limit [default: 60]."),
-    click.option("--max-idle", type=DURATION, help="Slurm: idle workers end then [default: never]."),
-    click.option("--resubmit", type=COUNT, help="Slurm: how many that died may be replaced [default: 0]."),
+    click.option("--drain-before", type=COUNT, help="Slurm: s before the limit [default: 60]."),
+    click.option("--max-idle", type=DURATION, help="Slurm: idle workers end [default: never]."),
+    click.option("--resubmit", type=COUNT, help="Slurm: deaths to replace [default: 0]."),
 )
 
 
