@@ -74,11 +74,7 @@ class Runner:
         at = self._at
         at.sweep()
         handing.tidy(self._store, at.job.job_id)
-        notes = [
-            note
-            for attempt, note in at.insist(lambda: jobstate.attempts(self._store, at.job.job_id))
-            if note is not None and attempt != at.attempt
-        ]
+        notes = at.insist(lambda: story.notes_before(self._store, at.job.job_id, at.attempt))
         state = at.insist(lambda: story.progress(self._store, self._job))
         at.write_note(first=state.done + 1)
         given_up = story.refused_too_often(notes) or story.too_deadly(

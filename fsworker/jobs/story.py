@@ -14,6 +14,7 @@ from fsworker.jobs.attempt import AttemptFolder
 from fsworker.jobs.episodes import End, Progress, begin
 from fsworker.protocol import artifacts, federation, jobstate, layout
 from fsworker.protocol.fsops import Store
+from fsworker.protocol.layout.jobs import Attempt
 from fsworker.protocol.records.artifact import Done
 from fsworker.protocol.records.job import FAILED, SUCCESS, AttemptNote, Job, Result, utc_now
 
@@ -31,6 +32,14 @@ def progress(store: Store, job: Job) -> Progress:
     uploaded = done if done and handing.is_uploaded(store, group, done, job.job_id) else 0
     newest = federation.newest_global(store, group)
     return begin(job, done, uploaded, newest.episode if newest else 1)
+
+
+def notes_before(store: Store, job: str, attempt: Attempt) -> list[AttemptNote]:
+    """What the attempts before this one have noted, since the job was last submitted."""
+    commit = jobstate.look(store, job).commit
+    since = commit.attempt.number if commit is not None else 0
+    found = jobstate.attempts(store, job)
+    return [note for a, note in found if note is not None and a != attempt and a.number > since]
 
 
 def too_deadly(notes: Iterable[AttemptNote], first: int, deaths: int, most: int) -> str | None:

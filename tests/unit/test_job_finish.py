@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fsworker.jobs import handing
+from fsworker.jobs import handing, story
 from fsworker.jobs.finish import finish
 from fsworker.protocol import fsfolders, jobstate, layout
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout.jobs import Attempt
 from fsworker.protocol.records.artifact import Done
-from fsworker.protocol.records.job import FAILED, SUCCESS, Job, Result
+from fsworker.protocol.records.job import FAILED, SUCCESS, AttemptNote, Job, Result
 
 pytestmark = pytest.mark.unit
 
@@ -94,6 +94,18 @@ def test_the_last_submission_counts_and_replaces_the_copy(store: Store) -> None:
     assert copied.status == SUCCESS
     commit_now = jobstate.look(store, "j").commit
     assert commit_now is not None and commit_now.number == 1
+
+
+def test_what_was_before_the_last_submission_is_forgiven(store: Store) -> None:
+    for number in (1, 2, 3, 4):
+        attempt = Attempt(number, LIFE)
+        fsfolders.make_folders(store, layout.jobs.attempt_dir("j", attempt))
+        note = AttemptNote("j", "n1", number, LIFE, "", why="preflight")
+        store.put(jobstate.note_path("j", attempt), note.to_json())
+    now = Attempt(4, LIFE)
+    assert [n.attempt for n in story.notes_before(store, "j", now)] == [1, 2, 3]
+    commit(store)  # of the second attempt
+    assert [n.attempt for n in story.notes_before(store, "j", now)] == [3]
 
 
 def test_what_a_worker_answered_itself_is_a_result_too(store: Store) -> None:
