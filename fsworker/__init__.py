@@ -27,7 +27,7 @@ _LAZY = {
     "WorkerDied": _REMOTE,
     "report": "fsworker.reporting",
 }
-_MODULES = ("rewards",)
+_MODULES = ("agent", "rewards")
 """Modules that users reach as attributes of the package."""
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "TaskTimeout",
     "WorkerDied",
     "__version__",
+    "agent",
     "report",
     "rewards",
 ]
