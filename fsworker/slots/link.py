@@ -26,15 +26,19 @@ log = logging.getLogger("fsworker.slots.zygote")
 
 THREAD_CAPS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _PRIVATE = ("FLEET_LIFE_FD", "FLEET_LOCK_FD")
+_FOR_JOBS = "FLEET_PASS_ENV"
 CLOSE_PATIENCE = 6.0
 PING_PATIENCE = 3.0
 """Seconds that a zygote may take to answer; it never does anything that takes long."""
 
 
 def slot_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """What user code finds in its environment, complete before its modules are imported."""
+    """What user code finds in its environment, complete before its modules are imported.
+
+    Secrets that the host was given for jobs that ask for them are not in it.
+    """
     env = {**os.environ, **extra}
-    for name in _PRIVATE:
+    for name in (*_PRIVATE, *env.pop(_FOR_JOBS, "").split(",")):
         env.pop(name, None)
     for name in THREAD_CAPS:
         env.setdefault(name, "1")  # one slot is one core's worth of work

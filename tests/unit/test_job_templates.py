@@ -12,6 +12,7 @@ from fsworker.errors import FormatError, UsageError
 from fsworker.jobs import environment, templates
 from fsworker.jobs.templates import Turn
 from fsworker.protocol.records.job import Job, new_job_id
+from fsworker.slots import link
 
 pytestmark = pytest.mark.unit
 
@@ -71,6 +72,16 @@ def test_a_job_gets_only_the_secrets_that_it_asks_for() -> None:
     assert "FLEET_LIFE_FD" not in env and "FLEET_PASS_ENV" not in env
     assert env["PYTHONPATH"] == "/repo" and env["FLEET_PARAM_LR"] == "0.1"
     assert environment.missing(replace(JOB, pass_env=("A", "C")), host) == ["C"]
+
+
+def test_tasks_get_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEET_PASS_ENV", "A_SECRET,ANOTHER")
+    monkeypatch.setenv("A_SECRET", "x")
+    monkeypatch.setenv("NO_SECRET", "y")
+    env = link.slot_environment({})
+    assert env["NO_SECRET"] == "y" and not {"A_SECRET", "FLEET_PASS_ENV"} & env.keys()
+    monkeypatch.delenv("FLEET_PASS_ENV")
+    assert link.slot_environment({})["A_SECRET"] == "x"
 
 
 def test_each_process_is_told_its_turn() -> None:
