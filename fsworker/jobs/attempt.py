@@ -47,9 +47,7 @@ class AttemptFolder:
         self.token = f"{ticket.token.batch}.{self.attempt.name}"
         self.left: set[int] = set()
         self.insist(lambda: fsfolders.make_folders(store, self.folder))
-        mode = 0o660 if store.group_writable else 0o600
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._log = self.insist(lambda: os.open(store.path(self.log_path), flags, mode))
+        self._log = self.insist(lambda: _open_log(store, self.log_path))
         self.metrics = Collector(store, f"{self.folder}/{jobstate.METRICS_FILE}")
         control.attach(self.metrics.reading, self.metrics.hear)
         control.each_time(self.metrics.tend)
@@ -161,6 +159,14 @@ class AttemptFolder:
         artifacts = self.store.path(f"{self.folder}/artifacts")
         self.insist(lambda: self.store.mkdir(f"{self.folder}/artifacts"))
         return {**env, "FLEET_ARTIFACTS": artifacts, "FLEET_METRICS": self.metrics.address}
+
+
+def _open_log(store: Store, path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    fd = os.open(store.path(path), flags, 0o600)
+    if store.group_writable:
+        os.fchmod(fd, 0o660)  # whatever the umask says
+    return fd
 
 
 def words(argv: list[str]) -> str:
