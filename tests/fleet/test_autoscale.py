@@ -15,7 +15,7 @@ from fsworker.agent import Answer, Peer
 from tests.support.roots import make_root
 from tests.support.waiting import Spawned, wait_until
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(300)]  # each imports torch some times
 
 REPO = Path(__file__).parents[2]
 HERE = REPO / "examples" / "autoscale"
