@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from fsworker.protocol.records.run import LaunchMeta
+
 log = logging.getLogger(__name__)
 
 
@@ -43,3 +45,23 @@ class Errand:
             except subprocess.TimeoutExpired:
                 self._child.kill()
                 self._child.wait()
+
+
+class Errands:
+    """Those of a watcher: jobs of a batch system, and the run's aggregator, where it has them."""
+
+    def __init__(self, root: str) -> None:
+        self._scaling = Errand(["scale", "--step", "--root", root])
+        self._merging = Errand(["aggregator", "keep", "--root", root])
+
+    def turn(self, meta: LaunchMeta | None, aggregated: bool, now: float) -> None:
+        """Send those that are due; a run that needs none sends nobody."""
+        if meta is not None and meta.launcher == "slurm":
+            self._scaling.turn(now)
+        if aggregated:
+            self._merging.turn(now)
+
+    def close(self) -> None:
+        """Let them end by themselves."""
+        self._scaling.close()
+        self._merging.close()

@@ -19,7 +19,7 @@ from ctl import decide, memory
 from ctl.alarm import Alarm
 from ctl.decide import Decision
 from ctl.effects import Effects
-from ctl.errand import Errand
+from ctl.errand import Errands
 from ctl.health import HEALTHY, Limits, State, Verdict
 from ctl.journal import Journal
 from ctl.lookout import LATE, Lookout
@@ -70,7 +70,7 @@ class Watcher:
         self._journal = journal or Journal()
         self._alarm = Alarm()
         self._manager = manager or Manager()
-        self._errand = Errand(["scale", "--step", "--root", io.root])
+        self._errands = Errands(io.root)
         self._lookout = Lookout(io, self._journal, options.interval, late=options.late)
         self._effects = Effects(io, self._journal, options.limits.grace, self._alarm.ring)
         self._eyes: Continuous | Single | None = None
@@ -79,7 +79,7 @@ class Watcher:
         self._saved_text = ""
         self._told: dict[str, tuple[str, str]] = {}
         self._suspects: frozenset[str] = frozenset()
-        self._ended = ""
+        self._ended, self._aggregated = "", False
 
     def run(self) -> int:
         """Watch until told to end. Raises Busy, and NotRunning once the run is gone."""
@@ -96,7 +96,7 @@ class Watcher:
                 begun = time.monotonic()
                 self._turn()
                 self._manager.alive()
-                self._send_errand(begun)
+                self._errands.turn(self._lookout.meta, self._aggregated, begun)
                 if self._alarm.rest(begun + self._o.interval) and not self._done():
                     # News of one host: that of its neighbours is about to come as well.
                     time.sleep(min(0.2, self._o.interval / 4))
@@ -116,6 +116,7 @@ class Watcher:
                 break
             while not self._effects.hands.idle and time.monotonic() < end:
                 self._alarm.rest(min(end, time.monotonic() + 1.0))
+        self._errands.turn(None, self._aggregated, time.monotonic())
         self._collect()
         self._write_down()
         if self._lookout.lost or decision is None:
@@ -128,13 +129,7 @@ class Watcher:
         self._io.close()
         self._alarm.close()
         self._manager.close()
-        self._errand.close()
-
-    def _send_errand(self, now: float) -> None:
-        """Have jobs of a batch system looked after; a run that has none sends nobody."""
-        meta = self._lookout.meta
-        if meta is not None and meta.launcher == "slurm":
-            self._errand.turn(now)
+        self._errands.close()
 
     def _done(self) -> bool:
         self._ended = self._ended or self._alarm.told
@@ -155,6 +150,7 @@ class Watcher:
         if report.watch_stop:
             self._ended = "watch.stop"
             return None
+        self._aggregated = report.aggregated
         now = self._now(report, single)
         if self._lookout.found_again and self._eyes:
             self._eyes.restart(now)

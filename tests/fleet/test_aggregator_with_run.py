@@ -37,9 +37,10 @@ def alive(ctl: Ctl, root: Path, but: int = 0) -> dict[str, Any] | None:
     return found if found and found["alive"] and found["pid"] != but else None
 
 
+@pytest.mark.timeout(400)
 def test_it_comes_and_goes_with_the_run_and_is_kept_alive(ctl: Ctl, tmp_path: Path) -> None:
     root = ctl.runs / "r"
-    done = ctl("start", "--root", str(root), "--fn", "math:sqrt", "--federation")
+    done = ctl("start", "--root", str(root), "--fn", "math:sqrt", "--federation", "--watch")
     assert done.returncode == 0, done.stderr
     assert "aggregating pid=" in done.stdout
     first = wait_until(lambda: alive(ctl, root), 60, "the aggregator's first beat")
@@ -51,11 +52,9 @@ def test_it_comes_and_goes_with_the_run_and_is_kept_alive(ctl: Ctl, tmp_path: Pa
 
     os.kill(first["pid"], signal.SIGKILL)
     wait_until(lambda: gone(first["pid"]))
-    kept = ctl("aggregator", "keep", "--root", str(root))
-    assert kept.returncode == 0 and "aggregating pid=" in kept.stdout, kept.stderr
+    second = wait_until(lambda: alive(ctl, root, first["pid"]), 100, "another one by the watcher")
     again = ctl("aggregator", "keep", "--root", str(root))
     assert (again.returncode, again.stdout) == (0, "")
-    second = wait_until(lambda: alive(ctl, root, first["pid"]), 60, "the second one's beat")
     for job in "ab":
         upload(store, "g", job, 2, 1.0)
     wait_until(lambda: federation.read_global(store, "g", 3), 60, "the last round")
