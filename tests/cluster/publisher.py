@@ -1,4 +1,4 @@
-"""What a test runs on several machines at once: each publishes a folder under the same names.
+"""What a test runs on several machines at once: each publishes folders under the same names.
 
 python -m tests.cluster.publisher ROOT WHO COUNT     prints the names that it was the first at
 """
@@ -6,6 +6,7 @@ python -m tests.cluster.publisher ROOT WHO COUNT     prints the names that it wa
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
 
@@ -16,11 +17,13 @@ from fsworker.protocol.fsops import Store
 def main() -> int:
     root, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
     store = Store(root)
+    store.put(f"ready-{who}", b"")
     while "go" not in store.scan(""):
         time.sleep(0.05)
     won = []
-    for index in range(count):
-        target = f"token{index}"
+    targets = [f"token{index}" for index in range(count)]
+    random.Random(who).shuffle(targets)  # or whoever begins first is ahead to the end
+    for target in targets:
         folder = artifacts.prepare(store, target)
         store.put(f"{folder}/who", who.encode())
         store.put(f"{folder}/again", who.encode())

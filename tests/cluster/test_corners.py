@@ -54,11 +54,12 @@ def test_of_folders_under_one_name_the_first_wins_whole_on_whatever_machine(run:
     names = [machine.name for machine in machines[1:]]
     with ThreadPoolExecutor() as pool:
         asked = {name: pool.submit(publish, name) for name in names}
-        time.sleep(3)  # so that all of them look for the signal; if not, there is less of a race
-        run.sh(f": >{root}/go")
+        run.wait(f'[ "$(ls {root} | grep -c ready)" = {len(names)} ]', what="all look for a signal")
+        run.sh(f"rm {root}/ready-*; : >{root}/go")
         won = {name: future.result() for name, future in asked.items()}
 
     print(f"the first at {TOKENS} names: { ({name: len(w) for name, w in won.items()}) }")
+    assert min(map(len, won.values())) > 0, "it was a race"
     assert sorted(token for tokens in won.values() for token in tokens) == sorted(
         f"token{i}" for i in range(TOKENS)
     )
