@@ -49,7 +49,6 @@ def test_a_job_outlives_its_host(ctl: SshFleet, tmp_path: Path) -> None:
     assert fleet.weights(job, EPISODES) == undisturbed(tmp_path, EPISODES)
     begun = [int(line.split()[1]) for line in fleet.lines() if line.startswith("begin")]
     assert begun == sorted(begun) and set(begun) == set(range(1, EPISODES + 1))
-    notes = fleet.notes(job)
     # Its worker may have seen the end of the wrapper and given the job back before it died itself.
     assert [note.attempt for note in fleet.notes(job)] == [1, 2]
     assert set(seen.read_text().split(SECRET)) == {""}
