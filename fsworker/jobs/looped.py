@@ -59,6 +59,10 @@ class Loop:
         """No more episodes: let the process end by itself, then end what is left."""
         if self._started is None or self._peer is None:
             return
+        told = self._at.control.told
+        if told in ("cancel", "gone"):
+            self._end(told)  # between two episodes, as while it waits for a group
+            return
         self._peer.bye(GOODBYE)
         end = time.monotonic() + GOODBYE
         while self._started.child.poll() is None and time.monotonic() < end:
