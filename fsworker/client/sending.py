@@ -48,7 +48,7 @@ class Sending:
         self.shards = [w.shard for w in manifest.workers] or list(range(manifest.shard_count))
         self.sizer = Sizer(sizes, len(self.shards))
         self.queue = Outbound(self.sizer)
-        self._slots = sum(w.concurrency for w in manifest.workers)
+        self._slots = sum(w.concurrency * w.slots.coroutines for w in manifest.workers)
         self._stream, self._encoded = stream, layout.encode(stream)
         self._incarnation = incarnation
         self._transit = transit
