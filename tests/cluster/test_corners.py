@@ -93,9 +93,9 @@ def test_two_watchers_under_a_lock_that_lies_restart_a_host_once(
     run.sh(f"kill -9 {' '.join(pids)}", on=node)
 
     sending.end()
-    run.wait_said("HEALTHY node1")
+    beat = f"{run.root}/status/node1.json"
+    run.wait(f"! grep -q '\"launch\": 1,' {beat} && grep -q '\"ready\": true' {beat}")
     time.sleep(3 * float(WATCH["FLEET_INTERVAL"]))  # in which the second one could do harm
-    run.wait_ready()
     log = run.text("node1.wrap.log")
     starts = re.findall(r" worker pid=\d+ incarnation=\w+ started", log)
     print(run.text("watch.log"), log)
