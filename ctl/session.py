@@ -6,9 +6,10 @@ Loaded when first asked for, so that a command pays only for what it uses.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ctl import stdio
 
@@ -63,8 +64,17 @@ class Session:
         is noted in `unsaid`, and the command ends with that once all else is done.
         """
         stream = sys.stderr if self.json else sys.stdout
+        self._try(lambda: print(sentence, file=stream, flush=True), stream)
+
+    def line(self, fields: Mapping[str, Any]) -> None:
+        """One JSON object on a line of stdout, as scripts read it; otherwise as `say`."""
+        from ctl import render
+
+        self._try(lambda: render.line(fields), sys.stdout)
+
+    def _try(self, write: Callable[[], None], stream: TextIO) -> None:
         try:
-            print(sentence, file=stream, flush=True)
+            write()
         except OSError as error:
             self.unsaid = self.unsaid or error
             stdio.abandon(stream)

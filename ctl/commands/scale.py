@@ -11,7 +11,7 @@ from ctl.commands.drain import allow, tell
 from ctl.commands.restart_host import complain
 from ctl.draining import Drain
 from ctl.hosts import names_of
-from ctl.params import COUNT, DURATION, POSITIVE, WHOLE, json_option, root_option
+from ctl.params import COUNT, WHOLE, json_option, patience_option, ready_option, root_option
 from ctl.scaling import Scale
 from ctl.session import Session
 from ctl.stopping import Report, as_error
@@ -30,13 +30,8 @@ from fsworker.protocol.records.run import LaunchMeta
 @click.option("--auto", metavar="MIN:MAX", help="Slurm: as many as the backlog asks for.")
 @click.option("--step", is_flag=True, hidden=True, help="What a watcher has done now and then.")
 @click.option("--concurrency", type=COUNT, help="Slots of new workers [default: as the others].")
-@click.option("--ready-timeout", type=POSITIVE, help="Time to be ready [default: the run's].")
-@click.option(
-    "--timeout",
-    type=DURATION,
-    default=600.0,
-    help="What tasks get that run on hosts that leave [default: 10m].",
-)
+@ready_option
+@patience_option("tasks get that run on hosts that leave")
 @click.option("--force", is_flag=True, help="Let hosts go that are not proven stopped.")
 @json_option
 @click.pass_obj

@@ -157,7 +157,7 @@ def command(session: Session, /, **options: Any) -> int:
         ]
         render.document({"root": plan.root, "run_id": plan.manifest.run_id, "hosts": pids})
     else:
-        render.line({"ok": True, "phase": "ready", "root": plan.root})
+        session.line({"ok": True, "phase": "ready", "root": plan.root})
     return 0
 
 
@@ -257,7 +257,7 @@ def _launch(session: Session, plan: Plan, store: Any, options: dict[str, Any]) -
         session.note(doubt)
     meta_fields = current_fields(plan)
     if not session.json:
-        render.line({"ok": True, "phase": "manifest", **meta_fields})
+        session.line({"ok": True, "phase": "manifest", **meta_fields})
     try:
         if plan.meta.launcher == "slurm":
             from ctl.slurm import starting  # lazily: other runs have no use for it
