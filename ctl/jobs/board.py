@@ -77,7 +77,7 @@ class Board:
             board.now = server_now(run.store)
             board._look_inboxes(run.store)
             for owner in filter(None, map(layout.parse_owner, run.store.scan(layout.CLAIMS))):
-                for name in jobstate.names(run.store, owner.folder):
+                for name in federation.names(run.store, owner.folder):
                     token = layout.parse_claim_name(name)
                     if token is not None and token.is_job:
                         board.claimed[layout.job_of(token.batch)] = owner, token
@@ -98,7 +98,7 @@ class Board:
         for shard in store.scan(layout.INBOX):
             if not (shard.isascii() and shard.isdigit()):
                 continue
-            for name in jobstate.names(store, layout.inbox_dir(int(shard))):
+            for name in federation.names(store, layout.inbox_dir(int(shard))):
                 token = layout.parse_inbox_name(int(shard), name)
                 if token is not None and token.is_job:
                     self.pending[layout.job_of(token.batch)] = token

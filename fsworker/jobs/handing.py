@@ -59,7 +59,7 @@ def tidy(store: Store, job: str) -> None:
     One that lives on although it was given up may lose what it prepares: it does not count.
     """
     folder = layout.jobs.job_dir(job)
-    for name in jobstate.names(store, folder):
+    for name in federation.names(store, folder):
         if name.startswith(".tmp~") and layout.jobs.parse_after_name(name.rpartition("~")[2]):
             artifacts.discard(store, f"{folder}/{name}")
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from fsworker.errors import FleetError, FormatError
 from fsworker.protocol import layout, segment
-from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.federation import RECORD_LIMIT, names, read_bytes
+from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Outcome
 from fsworker.protocol.layout.jobs import Attempt
 from fsworker.protocol.records.job import CANCELLED, FAILED, AttemptNote, Job, Result
 
-LIMIT = 16 << 20
+LIMIT = RECORD_LIMIT
 NOTE_FILE, METRICS_FILE = "attempt.json", "metrics.jsonl"
-_ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,6 @@ class Folder:
     commit: Commit | None = None
     episodes: tuple[int, ...] = ()
     names: frozenset[str] = frozenset()
-
-
-def names(store: Store, folder: str) -> list[str]:
-    """The names in a folder, none when it is not there. StorageError otherwise."""
-    try:
-        return store.scan(folder)
-    except _ABSENT:
-        return []
-    except OSError as error:
-        raise storage_error(error, "list", store.path(folder)) from None
 
 
 def all_jobs(store: Store) -> list[str]:
@@ -82,7 +72,7 @@ def last_commit(found: Iterable[str]) -> Commit | None:
 def read_job(store: Store, job: str) -> Job | None:
     """What was asked; None when there is no such job."""
     rel = layout.jobs.job_file(job)
-    data = _read(store, rel)
+    data = read_bytes(store, rel)
     return None if data is None else Job.from_json(data, store.path(rel))
 
 
@@ -92,7 +82,7 @@ def read_result(store: Store, job: str, commit: Commit) -> Result:
     Where it left none (its batch was damaged, refused or given up), what its worker answered.
     """
     rel = f"{layout.jobs.attempt_dir(job, commit.attempt)}/{layout.jobs.RESULT_FILE}"
-    data = _read(store, rel)
+    data = read_bytes(store, rel)
     if data is not None:
         found: Result = Result.from_json(data, store.path(rel))
         return found
@@ -115,7 +105,7 @@ def note_path(job: str, attempt: Attempt) -> str:
 def _note(store: Store, job: str, attempt: Attempt) -> AttemptNote | None:
     rel = note_path(job, attempt)
     try:
-        data = _read(store, rel)
+        data = read_bytes(store, rel)
         return None if data is None else AttemptNote.from_json(data, store.path(rel))
     except FormatError:
         return None
@@ -126,7 +116,7 @@ def _answered(store: Store, job: str, commit: Commit) -> Result:
     attempt = commit.attempt
     outcome = Outcome(commit.batch, attempt.number, attempt.incarnation)
     status, error, host = FAILED, "its result is missing", ""
-    data = _read(store, outcome.result)
+    data = read_bytes(store, outcome.result)
     if data is not None:
         try:
             found = segment.decode(data, segment.RESULT, store.path(outcome.result))
@@ -137,12 +127,3 @@ def _answered(store: Store, job: str, commit: Commit) -> Result:
         except (FleetError, ValueError, LookupError, TypeError) as problem:
             error = f"its result cannot be read: {problem}"
     return Result(job, host, status, "", "", 0.0, error=error, attempt=attempt.number)
-
-
-def _read(store: Store, rel: str) -> bytes | None:
-    try:
-        return store.read(rel, LIMIT)
-    except _ABSENT:
-        return None
-    except OSError as error:
-        raise storage_error(error, "read", store.path(rel)) from None
