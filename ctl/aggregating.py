@@ -11,15 +11,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import signal
 import subprocess
 import sys
-import time
 
-from ctl import groupstatus
+from ctl import groupstatus, watcher
 from fsworker import errors
 from fsworker.errors import FleetError, FormatError, StorageError, UsageError
-from fsworker.identity import RUNNING, Place, identify, send, state_of
+from fsworker.identity import RUNNING, Place, identify, state_of
 from fsworker.protocol import federation
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import groups
@@ -124,17 +122,9 @@ def stop(store: Store, patience: float = PATIENCE) -> str | None:
         raise storage_error(error, "remove", store.path(IDENTITY)) from None
     if who is None:
         return "it cannot be told who the aggregator is: end it by hand if it still runs"
-    place = Place.here(who.host)
-    state = state_of(who, place)
-    if state == "unknown":
+    if state_of(who, Place.here(who.host)) == "unknown":
         return f"the aggregator on {who.host} (pid {who.pid}) must be ended there"
-    send(who, signal.SIGTERM, place)
-    end = time.monotonic() + patience
-    while (state := state_of(who, place)) in RUNNING:
-        if time.monotonic() >= end:
-            return f"the aggregator (pid {who.pid}) is still there after {patience:g} s ({state})"
-        time.sleep(0.05)
-    return None
+    return watcher.end(who, "the aggregator", patience)
 
 
 def try_stop(store: Store) -> str | None:

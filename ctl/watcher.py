@@ -67,17 +67,21 @@ def stop(store: Store, patience: float = PATIENCE) -> str | None:
     who = read_identity(store)
     if who is None:
         return None
-    place = Place.here(who.host)
-    state = state_of(who, place)
-    if state == "unknown":
+    if state_of(who, Place.here(who.host)) == "unknown":
         return _elsewhere(store, who)
-    if state not in RUNNING:
+    return end(who, "the watcher", patience)
+
+
+def end(who: Identity, what: str, patience: float) -> str | None:
+    """TERM to a process that is here, and wait for it; a sentence if it outlives `patience`."""
+    place = Place.here(who.host)
+    if state_of(who, place) not in RUNNING:
         return None
     send(who, signal.SIGTERM, place)
-    end = time.monotonic() + patience
+    limit = time.monotonic() + patience
     while (state := state_of(who, place)) in RUNNING:
-        if time.monotonic() >= end:
-            return f"the watcher (pid {who.pid}) is still there after {patience:g} s ({state})"
+        if time.monotonic() >= limit:
+            return f"{what} (pid {who.pid}) is still there after {patience:g} s ({state})"
         time.sleep(0.05)
     return None
 
