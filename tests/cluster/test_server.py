@@ -56,28 +56,29 @@ class Witness:
         assert self.run.restarts() == []
 
 
-@pytest.fixture(scope="module", params=["/nfs", "/soft"], ids=["hard", "soft"])
+@pytest.fixture(scope="module")
 def run(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Run]:
+    """A run with a watcher, on the mount that the test asks for."""
     made = Run(cluster, "server", request.param)
     try:
         made.start("--watch", **WATCH)
         yield made
         made.stop()
     finally:
+        made.sh("rm -f /small/fill*", check=False)
         made.close()
 
 
-@pytest.fixture(scope="module")
-def small(cluster: Cluster) -> Iterator[Run]:
-    """A run on a filesystem of a few megabytes."""
-    made = Run(cluster, "small", "/small")
-    try:
-        made.start("--watch", **WATCH)
-        yield made
-        made.stop()
-    finally:
-        made.sh("rm -f /small/fill")
-        made.close()
+def on(*mounts: str) -> pytest.MarkDecorator:
+    """The mounts on which a test takes place; those of one mount share a run.
+
+    `/small` is a hard mount of a filesystem of a few megabytes, `/soft` a soft one.
+    """
+    ids = ["soft" if mount == "/soft" else "hard" for mount in mounts]
+    return pytest.mark.parametrize("run", mounts, ids=ids, indirect=True, scope="module")
+
+
+EVERYWHERE = ("/small", "/soft")
 
 
 @pytest.fixture
@@ -93,6 +94,7 @@ def server(cluster: Cluster) -> Iterator[Server]:
     cluster.save()
 
 
+@on(*EVERYWHERE)
 def test_a_paused_server_costs_nothing_but_time(run: Run, server: Server) -> None:
     witness = Witness(run)
     sending = run.send(TASKS, SECONDS)
@@ -108,6 +110,7 @@ def test_a_paused_server_costs_nothing_but_time(run: Run, server: Server) -> Non
     assert told["gap"] > PAUSE / 2, "it was missed"
 
 
+@on(*EVERYWHERE[: 2 if LONG else 1])
 def test_a_server_that_starts_anew_costs_nothing_but_time(run: Run, server: Server) -> None:
     witness = Witness(run)
     sending = run.send(TASKS, SECONDS)
@@ -125,38 +128,40 @@ def test_a_server_that_starts_anew_costs_nothing_but_time(run: Run, server: Serv
 FILL = "dd if=/dev/zero of=/small/fill{i} bs={size} conv=fsync 2>/dev/null"
 
 
-def test_a_full_disk_is_waited_out(small: Run, server: Server) -> None:
-    witness = Witness(small)
-    sending = small.send(TASKS, 2 * SECONDS)
+@on("/small")
+def test_a_full_disk_is_waited_out(run: Run, server: Server) -> None:
+    witness = Witness(run)
+    sending = run.send(TASKS, 2 * SECONDS)
     sending.wait(10)
-    small.sh(
+    run.sh(
         "; ".join(FILL.format(i=i, size=size) for i, size in enumerate(("64k", "1k", "1"))),
         check=False,
     )
     assert server.free_bytes() < 4096
     assert sending.answered() < TASKS / 2, "there is much to do"
     time.sleep(FULL)
-    small.sh("rm /small/fill*")
+    run.sh("rm /small/fill*")
 
     told = sending.end(refused=True)
     witness.check()
-    small.check_clean()
-    print(f"{FULL} s on a full disk: {told}; {small.text('watch.log')}")
+    run.check_clean()
+    print(f"{FULL} s on a full disk: {told}; {run.text('watch.log')}")
 
 
+@on("/small")
 def test_a_quota_that_shows_only_when_a_file_is_closed_is_waited_out(
-    small: Run, server: Server
+    run: Run, server: Server
 ) -> None:
-    witness = Witness(small)
-    sending = small.send(TASKS, 2 * SECONDS)
+    witness = Witness(run)
+    sending = run.send(TASKS, 2 * SECONDS)
     sending.wait(10)
     server.flag.touch()
-    wrote = small.sh(small.python(["-c", QUIET_WRITE, f"{small.base}/probe"])).stdout
+    wrote = run.sh(run.python(["-c", QUIET_WRITE, f"{run.base}/probe"])).stdout
     assert wrote.split() == ["written", "EDQUOT"], "the write itself passes, only the end tells"
     time.sleep(FULL)
     server.flag.unlink()
 
     told = sending.end(refused=True)
     witness.check()
-    small.check_clean()
-    print(f"{FULL} s over quota: {told}; {small.text('watch.log')}")
+    run.check_clean()
+    print(f"{FULL} s over quota: {told}; {run.text('watch.log')}")
