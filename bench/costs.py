@@ -145,9 +145,10 @@ def main() -> int:
     rows = [(*key, *(median(found[who]) for who in WHO)) for key, found in sorted(samples.items())]
     out.table("CPU time, us a task; medians", ("shape", "contender", *WHO), rows)
     out.figures["costs"] = {" ".join(key): found for key, found in samples.items()}
-    most = (median(samples["map noop", POOL]["all"]) or 0.0) / 0.3
-    cost = median(samples["map noop", "this"]["all"])
-    out.target("no-op map, all processes", cost, at_most=round(most, 2), unit=" us")
+    for shape, most in (("map noop", 5), ("map grade", 1.4)):
+        this, limit = (median(samples[shape, who]["all"]) for who in ("this", POOL))
+        if this and limit:
+            out.target(f"{shape}, of the pool's", this / limit, at_most=most, unit=" x")
     return out.finish()
 
 
