@@ -90,7 +90,13 @@ class Cluster:
                 machine.power_on()
             cluster.save()
             for machine in cluster.machines:
-                machine.wait_ssh()
+                try:
+                    machine.wait_ssh()
+                except AssertionError:  # seen once: it stayed in its firmware
+                    machine.power_off()
+                    machine.power_on()
+                    cluster.save()
+                    machine.wait_ssh()
         except BaseException:
             cluster.close()
             raise
