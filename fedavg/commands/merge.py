@@ -79,6 +79,8 @@ def _merge(
         raise UsageError(f"{of.name} keeps an optimiser state: say where with --state-out")
     counts = _numbers("--weights", weights, len(files)) or [None] * len(files)
     ages = _numbers("--staleness", staleness, len(files)) or [0] * len(files)
+    if state_out is not None and os.path.realpath(state_out) == os.path.realpath(out):
+        raise UsageError(f"{out}: -o and --state-out name one file, and need two", path=out)
     targets = [_Target(path, force) for path in (state_out, out) if path is not None]
     with ExitStack() as stack:
 
@@ -144,8 +146,13 @@ class _Target:
         self.temporary = os.path.join(self._folder, f".{self._name}.tmp~{os.getpid()}")
         if not os.path.isdir(self._folder):
             raise UsageError(f"{self._folder}: there is no such folder", path=self._folder)
-        if os.path.lexists(path) and (not force or os.path.isdir(path)):
-            hint = "remove it first" if os.path.isdir(path) else "--force replaces it"
+        if not path:
+            raise UsageError("an output has no name: say which file to write")
+        special = os.path.exists(path) and not os.path.isfile(path)  # /dev/null would be replaced
+        if os.path.lexists(path) and (not force or special):
+            hint = "--force replaces it"
+            if special:
+                hint = "remove it first" if os.path.isdir(path) else "it is no regular file"
             raise Refused(f"{path} exists: {hint}", path=path)
 
     def publish(self) -> None:

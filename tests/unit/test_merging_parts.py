@@ -205,6 +205,23 @@ def test_merge_replaces_nothing_unasked(
     assert Path(three[2]).read_bytes() == before
 
 
+def test_merge_replaces_nothing_but_files_even_by_force(
+    three: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        assert main(["merge", *three, "-o", str(path), "--force"]) == 5
+        assert f"{path} exists: it is no regular file" in capsys.readouterr().err
+    assert pipe.is_fifo() and link.is_symlink()
+    assert main(["merge", *three, "-o", ""]) == 2
+    assert "an output has no name" in capsys.readouterr().err
+    both = ["-o", str(tmp_path / "x"), "--state-out", str(tmp_path / "x"), "--base", three[0]]
+    assert main(["merge", *three, "--rule", "fedavgm", *both]) == 2
+    assert "-o and --state-out name one file" in capsys.readouterr().err
+
+
 def test_merge_undoes_what_it_began_where_the_disk_is_full(
     three: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
