@@ -15,7 +15,8 @@ JOBS ?= 2
 .PHONY: help demo test test-cluster test-cluster-long lint format bench soak clean
 
 help:
-	@echo "make demo    two workers on this machine grade 2,000 answers; one is killed on the way"
+	@echo "make demo    two workers on this machine grade 2,000 answers, one is killed on the way;"
+	@echo "             then two train a model together, in three rounds"
 	@echo "make test    unit, contract and fleet tests (LEVELS=tests/unit for the quick ones)"
 	@echo "make test-cluster       a head and three workers as virtual machines over a real NFS mount (root; see docs/filesystems.md)"
 	@echo "make test-cluster-long  the same with more of everything: half an hour"
@@ -32,7 +33,7 @@ $(BIN)/python:
 
 # A stamp is written after the installation, so that one that was interrupted is done again.
 $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
-	@echo "installing into $(VENV), which may take a minute"
+	@echo "installing into $(VENV), which may take some minutes"
 	@$(PIP) install -c constraints.txt -e '.[examples]'
 	@touch $@
 
@@ -47,6 +48,7 @@ $(VENV)/.bench: $(VENV)/.dev
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/digits_demo.py
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) $(LEVELS) $(PYTEST_ARGS)

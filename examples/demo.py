@@ -7,7 +7,6 @@ killed worker comes back by itself, every task has exactly one result and the ri
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -15,21 +14,28 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fsworker
+from demo_parts import (
+    CTL,
+    DEADLINE,
+    REPO,
+    Fleet,
+    beside,
+    check,
+    ctl,
+    environ_of,
+    perform,
+    pid_in,
+    say,
+)
 
-REPO = Path(__file__).resolve().parents[1]
 GRADING = REPO / "examples" / "grading"
 ANSWERS = GRADING / "answers.jsonl"
-PLACE = REPO / ".demo"
-CTL = [sys.executable, "-m", "ctl"]
 VICTIM = "demo1"
 TASK_TIMEOUT = 5
-DEADLINE = 240.0
-"""Seconds after which anything that is waited for counts as broken."""
 
 EXPECTED = {
     "right": ("ok", 1.0),
@@ -40,54 +46,7 @@ EXPECTED = {
 """What must come of each kind of answer."""
 
 
-class Broken(Exception):
-    """A promise of the demo does not hold."""
-
-
-def check(holds: bool, promise: str) -> None:
-    """Go on only if `promise` holds."""
-    if not holds:
-        raise Broken(promise)
-
-
-def say(text: str) -> None:
-    """One line of what happens, with the time since the beginning."""
-    print(f"[{time.monotonic() - BEGUN:5.1f}s] {text}", flush=True)
-
-
-def ctl(*words: str, codes: tuple[int, ...] = (0,)) -> str:
-    """Run a command of ctl as a user would; its output."""
-    argv, env = [*CTL, *words], environment()
-    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, env=env, check=False)
-    check(done.returncode in codes, f"`ctl {' '.join(words)}` exits {done.returncode}, not 0")
-    return done.stdout
-
-
-def environment() -> dict[str, str]:
-    """Ours, without settings that mean another fleet."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("FLEET_", "SAO_", "REWARD_"))}
-    return {**own, "XDG_CONFIG_HOME": str(PLACE / "config"), "FLEET_WORKSPACE": str(PLACE / "ws")}
-
-
 # -- the run
-
-
-def start() -> str:
-    """Start two workers; the run root, taken from the JSON lines as scripts take it."""
-    slots = max(1, min(8, (os.cpu_count() or 2) // 2))
-    run_id = time.strftime("demo_%Y%m%d_%H%M%S")
-    output = ctl(
-        "start",
-        *("--launcher", "local", "--hosts", "demo[1-2]", "--concurrency", str(slots + 1)),
-        *("--fn", "grader:grade", "--repo", str(GRADING), "--task-timeout", str(TASK_TIMEOUT)),
-        *("--root", str(PLACE / "runs" / run_id), "--run-id", run_id),
-    )
-    for line in output.splitlines():
-        if line.startswith("started"):
-            say(line)
-    last = json.loads([line for line in output.splitlines() if line.startswith("{")][-1])
-    check(last.get("phase") == "ready", "`ctl start` ends with its workers ready")
-    return str(last["root"])
 
 
 def one_call(root: str) -> None:
@@ -96,20 +55,6 @@ def one_call(root: str) -> None:
         score = client.submit("grader:grade", "\\frac{1}{2}", "It is \\boxed{0.5}").result(60)
     check(score == 1.0, "a call from Python returns its value")
     say("Client.submit('grader:grade', '\\\\frac{1}{2}', 'It is \\\\boxed{0.5}') -> 1.0")
-
-
-@contextlib.contextmanager
-def results_into(root: str, target: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`ctl results` at work; what it says goes beside `target`, clear of our own progress."""
-    with target.with_suffix(".log").open("wb") as log:
-        argv = [*CTL, "results", "--root", root, "-o", str(target)]
-        child = subprocess.Popen(argv, stdout=log, stderr=log, env=environment())
-        try:
-            yield child
-        finally:
-            if child.poll() is None:
-                child.terminate()
-            child.wait()
 
 
 def arrived(target: Path) -> int:
@@ -136,26 +81,6 @@ def kill_worker(root: str, run: str) -> int:
     os.kill(pid, signal.SIGKILL)
     say(f"kill -9 {pid}: the worker of {VICTIM}, in the middle of its work")
     return pid
-
-
-def pid_in(root: str, host: str, suffix: str) -> int:
-    """The bare number in a pid file."""
-    return int(Path(root, "ctl", f"{host}.{suffix}").read_text())
-
-
-def environ_of(pid: int) -> dict[str, str]:
-    """What a process was started with; nothing for one that is gone."""
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return {}
-    return dict(entry.partition("=")[::2] for entry in entries if "=" in entry)
-
-
-def processes_of(run: str) -> list[int]:
-    """All processes that carry the run's token in their environment."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return [pid for pid in pids if environ_of(pid).get("FLEET_RUN") == run]
 
 
 # -- progress
@@ -251,52 +176,33 @@ def is_right(result: dict[str, Any]) -> bool:
     return result["status"] == state and (value is None or result["value"] == value)
 
 
-def stop(root: str, run: str) -> None:
-    """Stop the run and look for processes that are left."""
-    before = len(processes_of(run))
-    check(
-        before >= 4, f"two wrappers and two workers carry the run's token, not {before} processes"
-    )
-    ctl("stop", "--root", root, "--grace", "30")
-    left = processes_of(run)
-    check(not left, f"no process is left after `ctl stop`; these are: {left}")
-    say(f"ctl stop: none of the run's {before} processes is left")
-
-
-def main() -> int:
-    """The whole demo."""
+def play(fleet: Fleet) -> None:
+    """The whole act."""
     total = len(ANSWERS.read_text().splitlines())
-    (PLACE / "config").mkdir(parents=True, exist_ok=True)
-    root = ""
-    try:
-        say(f"starting two workers on this machine; math-verify will grade {total} answers")
-        root = start()
-        run = environ_of(pid_in(root, VICTIM, "wrap.pid"))["FLEET_RUN"]
-        one_call(root)
-        target = Path(root).parent / f"{Path(root).name}.results.jsonl"
-        since = time.monotonic()
-        ctl("submit", "--root", root, "--tasks", str(ANSWERS), "--batch-size", "20")
-        with results_into(root, target) as child:
-            follow(root, run, child, target, total)
-        seconds = time.monotonic() - since
-        kinds = judge(target)
-        say(f"one result for each of {total} tasks, {total / seconds:.0f} a second:")
-        for kind, count in kinds.items():
-            state, score = EXPECTED[kind]
-            say(f"  {count:5d} {kind:13s} -> {state if score is None else score}")
-        stop(root, run)
-    except (Broken, KeyboardInterrupt) as error:
-        print(f"DEMO FAILED, this does not hold: {error or 'interrupted'}", file=sys.stderr)
-        if root:
-            ending = ["stop", "--root", root, "--grace", "10", "--kill-after", "5"]
-            subprocess.run([*CTL, *ending], env=environment(), check=False)
-            print(f"the run root is kept: {root}", file=sys.stderr)
-        return 1
-    print(f"\nrun root   {root}\nresults    {target}\nlook at it   ls -R {root} | less")
-    return 0
+    say(f"starting two workers on this machine; math-verify will grade {total} answers")
+    slots = max(1, min(8, (os.cpu_count() or 2) // 2))
+    fleet.start(
+        "demo",
+        *("--concurrency", str(slots + 1), "--task-timeout", str(TASK_TIMEOUT)),
+        *("--fn", "grader:grade", "--repo", str(GRADING)),
+    )
+    root = fleet.root
+    one_call(root)
+    target = Path(root).parent / f"{Path(root).name}.results.jsonl"
+    since = time.monotonic()
+    ctl("submit", "--root", root, "--tasks", str(ANSWERS), "--batch-size", "20")
+    results = [*CTL, "results", "--root", root, "-o", str(target)]
+    with beside(results, target.with_suffix(".log")) as child:
+        follow(root, fleet.run, child, target, total)
+    seconds = time.monotonic() - since
+    kinds = judge(target)
+    say(f"one result for each of {total} tasks, {total / seconds:.0f} a second:")
+    for kind, count in kinds.items():
+        state, score = EXPECTED[kind]
+        say(f"  {count:5d} {kind:13s} -> {state if score is None else score}")
+    fleet.stop()
+    print(f"\nrun root   {root}\nresults    {target}\nlook at it   ls -R {root} | less\n")
 
-
-BEGUN = time.monotonic()
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(perform(play))
