@@ -41,9 +41,10 @@ def finish(store: Store, job: str) -> Result | None:
 
 
 def _copy_log(store: Store, job: str, commit: Commit) -> None:
-    """The log of the attempt that counts."""
-    source = f"{layout.jobs.attempt_dir(job, commit.attempt)}/{layout.jobs.LOG_FILE}"
-    _copy(store, source, layout.jobs.job_log(job))
+    """The log of the attempt that counts; a job that was cancelled as it waited has none."""
+    folder = layout.jobs.attempt_dir(job, commit.attempt)
+    if layout.jobs.LOG_FILE in jobstate.names(store, folder):
+        _copy(store, f"{folder}/{layout.jobs.LOG_FILE}", layout.jobs.job_log(job))
 
 
 def _copy_checkpoint(store: Store, job: str, source: str, names: frozenset[str]) -> None:

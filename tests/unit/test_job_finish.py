@@ -81,6 +81,17 @@ def test_copies_are_made_once_the_token_says_that_they_count(store: Store) -> No
     assert not [n for n in store.scan(layout.jobs.job_dir("j")) if n.startswith(".tmp")]
 
 
+def test_nothing_is_said_of_the_log_of_a_job_that_never_ran(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.put(f"{FOLDER}/{layout.jobs.RESULT_FILE}", result(FAILED).to_json())
+    store.remove(f"{FOLDER}/{layout.jobs.LOG_FILE}")
+    commit(store)
+    assert finish(store, "j") is not None
+    assert layout.jobs.RESULT_FILE in store.scan(layout.jobs.job_dir("j"))
+    assert not caplog.records
+
+
 def test_the_last_submission_counts_and_replaces_the_copy(store: Store) -> None:
     store.put(f"{FOLDER}/{layout.jobs.RESULT_FILE}", result(FAILED).to_json())
     commit(store)
