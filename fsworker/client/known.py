@@ -18,7 +18,7 @@ from fsworker.client.delivery import Want
 from fsworker.client.idbook import IdBook, TaskId
 from fsworker.client.transit import Transit
 from fsworker.protocol.fsops import storage_error
-from fsworker.remote import AlreadyDelivered, lost, task_error
+from fsworker.remote import AlreadyDelivered, TaskError, lost, task_error
 
 
 class Adopted:
@@ -95,7 +95,8 @@ class KnownIds:
         with self._lock:
             self._load()
             known, had = self._open.get(task_id), task_id in self._book.had
-            if known is not None and (had or not known.done()):
+            # Answered is earlier than noted: in between, the answer is the one that there is.
+            if known is not None and (had or not known.done() or _answered(known)):
                 return known, False
             if had:
                 _settle(future, error=AlreadyDelivered(task_id))
@@ -173,6 +174,14 @@ class KnownIds:
         self._book.finish(batch)
         del self._adopted[batch]
         return True
+
+
+def _answered(future: Future[Any]) -> bool:
+    """Whether a future that is done holds its task's own answer, rather than why there is none."""
+    if future.cancelled():
+        return False
+    error = future.exception()
+    return error is None or isinstance(error, TaskError)
 
 
 def _settle(future: Future[Any], value: Any = None, error: BaseException | None = None) -> None:

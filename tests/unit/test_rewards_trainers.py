@@ -284,6 +284,7 @@ class _Tensor(list[float]):
 def test_openrlhf_loads_it_from_a_file(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # another test may have loaded it
     file = tmp_path / "reward_func.py"
     file.write_text(
         "from fsworker import rewards\n"
@@ -301,7 +302,10 @@ def test_openrlhf_loads_it_from_a_file(
     assert {type(c) for c in (output["reward"], output["extra_logs"]["length"])} == {_Tensor}
 
 
-def test_openrlhf_batches_numbers_and_nothing(root: Path) -> None:
+def test_openrlhf_batches_numbers_and_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     takes = ["completion", "answer"]
     with rewards.openrlhf(GRADE, root, takes=takes) as reward:
         found = reward(["q"] * 2, ["p"] * 2, ["l"] * 2, completion=["1", "2"], answer=[1, 1])
