@@ -302,9 +302,7 @@ def test_openrlhf_loads_it_from_a_file(
     assert {type(c) for c in (output["reward"], output["extra_logs"]["length"])} == {_Tensor}
 
 
-def test_openrlhf_batches_numbers_and_nothing(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_openrlhf_batches_numbers_and_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     takes = ["completion", "answer"]
     with rewards.openrlhf(GRADE, root, takes=takes) as reward:
