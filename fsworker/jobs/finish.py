@@ -12,7 +12,7 @@ import secrets
 import sys
 
 from fsworker.errors import FleetError
-from fsworker.protocol import artifacts, fsfolders, jobstate, layout
+from fsworker.protocol import artifacts, federation, fsfolders, jobstate, layout
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.jobstate import Commit
 from fsworker.protocol.records.job import Result
@@ -43,7 +43,7 @@ def finish(store: Store, job: str) -> Result | None:
 def _copy_log(store: Store, job: str, commit: Commit) -> None:
     """The log of the attempt that counts; a job that was cancelled as it waited has none."""
     folder = layout.jobs.attempt_dir(job, commit.attempt)
-    if layout.jobs.LOG_FILE in jobstate.names(store, folder):
+    if layout.jobs.LOG_FILE in federation.names(store, folder):
         _copy(store, f"{folder}/{layout.jobs.LOG_FILE}", layout.jobs.job_log(job))
 
 
