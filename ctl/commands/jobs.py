@@ -11,13 +11,15 @@ from ctl.jobs import board
 from ctl.jobs.board import Row
 from ctl.params import POSITIVE, json_option, root_option
 from ctl.session import Session
+from fsworker.protocol.records.job import STATUSES
 
 CLEAR = "\x1b[H\x1b[J"
+STATUS = click.Choice((board.PENDING, board.RUNNING, *STATUSES, board.LOST))
 
 
 @click.command()
 @root_option
-@click.option("--status", "only", metavar="STATUS", help="Only those with this status.")
+@click.option("--status", "only", type=STATUS, metavar="STATUS", help="Only those with it.")
 @click.option("--group", metavar="ID", help="Only those of this group.")
 @click.option("--watch", "watching", is_flag=True, help="Show it again and again, until Ctrl-C.")
 @click.option("--interval", type=POSITIVE, default=2.0, help="With --watch [default: 2s].")

@@ -46,6 +46,7 @@ def test_the_help_of_the_group_imports_none_of_its_commands() -> None:
     [
         (["job", "submitt"], 2, "did you mean submit?"),
         (["job", "show"], 2, "Missing argument"),
+        (["jobs", "--status", "sucess", "--root", "/nowhere"], 2, "'success', 'failed', 'timeout'"),
         (["job", "show", "x", "--root", "/nowhere"], 3, "/nowhere"),
         (["job", "submit", "--episodes", "0", "--", "x"], 2, "from 1 up"),
         (["job", "submit", "--param", "novalue", "--", "x"], 2, "is not NAME=value"),
