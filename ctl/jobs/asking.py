@@ -54,6 +54,8 @@ def read_file(path: str) -> dict[str, Any]:
             hint = f"did you mean {near[0]}?" if near else "see ctl job submit --help"
             raise UsageError(f"{path}: a job has no {key!r}: {hint}", path=path)
         fields["params" if name == "param" else name] = value
+    if not isinstance(fields.get("params", {}), dict):
+        raise UsageError(f"{path}: 'params' must be a table, as in [params]", path=path)
     base = os.path.dirname(os.path.abspath(path))
     fields.setdefault("cwd", base)
     return {**fields, **_absolute(fields, base)}
@@ -68,6 +70,9 @@ def make(told: Mapping[str, Any], source: str) -> list[Job]:
     for name in _DURATIONS:
         if name in fields:
             fields[name] = _duration(fields[name], name, source)
+    for name in _PATHS:
+        if fields.get(name) == "":
+            raise UsageError(f"{source}: field {name!r} is empty: name a file, or leave it out")
     fields["params"] = {k: _text(v) for k, v in dict(fields.get("params", {})).items()}
     fields.setdefault("created_at", utc_now())
     if "checkpoint" not in fields:

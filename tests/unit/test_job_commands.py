@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ctl import passing
+from ctl.jobs import asking
 from fsworker.errors import UsageError
 
 pytestmark = pytest.mark.unit
@@ -56,6 +57,16 @@ def test_errors_are_one_sentence_with_their_code(args: list[str], code: int, say
     done = python("import sys; from ctl.cli import main; sys.exit(main(sys.argv[1:]))", *args)
     assert done.returncode == code and says in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_a_job_file_or_an_unset_variable_says_wrongly_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('command = ["x"]\nparams = 3\n')
+    with pytest.raises(UsageError, match=r"job\.toml: 'params' must be a table"):
+        asking.read_file(str(path))
+    for name in ("weights", "trace", "cwd"):
+        with pytest.raises(UsageError, match=f"here: field '{name}' is empty"):
+            asking.make({"command": ["x"], name: ""}, "here")
 
 
 def test_secrets_are_lines_of_a_script_and_names_alone_are_kept() -> None:
