@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -93,18 +94,20 @@ class Fleet:
 
     def __init__(self) -> None:
         self.root, self.run = "", ""
+        self.alive = False
 
     def start(self, name: str, *options: str) -> None:
-        """Start workers demo1 and demo2; the root is taken from the JSON lines, as scripts do."""
+        """Start workers demo1 and demo2, and see from the JSON lines that they are ready."""
         run_id = time.strftime(f"{name}_%Y%m%d_%H%M%S")
-        place = ("--root", str(PLACE / "runs" / run_id), "--run-id", run_id)
+        self.root, self.alive = str(PLACE / "runs" / run_id), True
+        place = ("--root", self.root, "--run-id", run_id)
         output = ctl("start", "--launcher", "local", "--hosts", "demo[1-2]", *place, *options)
         for line in output.splitlines():
             if line.startswith("started"):
                 say(line)
         last = json.loads([line for line in output.splitlines() if line.startswith("{")][-1])
         check(last.get("phase") == "ready", "`ctl start` ends with its workers ready")
-        self.root = str(last["root"])
+        check(last["root"] == self.root, f"the run is in {self.root}, not in {last['root']}")
         self.run = environ_of(pid_in(self.root, "demo1", "wrap.pid"))["FLEET_RUN"]
 
     def stop(self) -> None:
@@ -116,11 +119,11 @@ class Fleet:
         left = processes_of(self.run)
         check(not left, f"no process is left after `ctl stop`; these are: {left}")
         say(f"ctl stop: none of the run's {before} processes is left")
-        self.run = ""
+        self.alive = False
 
     def give_up(self) -> None:
         """End whatever an act that broke has left."""
-        if self.root and self.run:
+        if self.alive:
             ending = ["stop", "--root", self.root, "--grace", "10", "--kill-after", "5"]
             subprocess.run([*CTL, *ending], env=environment(), check=False)
             print(f"the run root is kept: {self.root}", file=sys.stderr)
@@ -129,11 +132,12 @@ class Fleet:
 def perform(act: Callable[[Fleet], None]) -> int:
     """An act from its beginning to its exit code."""
     (PLACE / "config").mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leaves nothing running either
     fleet = Fleet()
     try:
         act(fleet)
     except (Broken, KeyboardInterrupt) as error:
-        print(f"DEMO FAILED, this does not hold: {error or 'interrupted'}", file=sys.stderr)
+        print(f"DEMO FAILED, this does not hold: {str(error) or 'interrupted'}", file=sys.stderr)
         return 1
     finally:
         fleet.give_up()
