@@ -15,7 +15,14 @@ from fsworker.errors import FormatError, NotRunning, Refused, UsageError
 from fsworker.protocol import artifacts, fsfolders
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import groups, jobs
-from fsworker.protocol.records.round import Group, Member, Merge, Refusal, sha256
+from fsworker.protocol.records.round import (
+    Group,
+    Member,
+    Merge,
+    Refusal,
+    rule_problem,
+    sha256,
+)
 
 R = TypeVar("R")
 
@@ -78,7 +85,7 @@ def create_group(store: Store, record: Group) -> Group:
     Refused when the group that is there has another size. One that does not know its last episode
     learns it.
     """
-    if (problem := record.problem()) is not None:
+    if (problem := record.problem() or rule_problem(record)) is not None:
         raise UsageError(f"group {record.group!r:.80} cannot be made: {problem}")
     there = read_record(store, groups.group_file(record.group), Group)
     if there is None:
@@ -114,7 +121,7 @@ def edit_group(store: Store, group: str, **changes: Any) -> Group:
     if fixed := [name for name in changes if name in _FIXED]:
         raise UsageError(f"{fixed[0]} of a group cannot be changed")
     changed = replace(read_group(store, group), **changes)
-    if (problem := changed.problem()) is not None:
+    if (problem := changed.problem() or rule_problem(changed)) is not None:
         raise UsageError(f"group {group!r} cannot be changed: {problem}")
     path = groups.group_file(group)
     try:

@@ -273,6 +273,26 @@ def test_what_no_group_can_be(tmp_path: Path, fields: dict[str, Any], words: str
         federation.create_group(Store(tmp_path), wrong)
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rule": "nope"}, "there is no merge rule 'nope'"),
+        ({"options": {"lr": 1.0}}, "fedavg has no option 'lr': it has none"),
+        ({"rule": "krum", "options": {"q": 1}}, "krum has no option 'q': it has f"),
+    ],
+)
+def test_a_rule_that_there_is_not_is_refused_when_it_is_asked_for(
+    tmp_path: Path, fields: dict[str, Any], words: str
+) -> None:
+    store, wrong = Store(tmp_path), replace(G, **fields)
+    with pytest.raises(UsageError, match=words):
+        federation.create_group(store, wrong)
+    federation.create_group(store, G)
+    with pytest.raises(UsageError, match=words):
+        federation.edit_group(store, "g", **fields)
+    assert Group.from_json(wrong.to_json(), "group.json") == wrong, "a newer one may know it"
+
+
 def test_a_merge_whose_digests_contradict_each_other_is_damaged() -> None:
     for fields in ({"digest": "0" * 64}, {"state": STATE}, {"state_digest": "0" * 64}):
         wrong = replace(Merge("g", 3, "fedavg", FILES, tree_digest(FILES)), **fields)

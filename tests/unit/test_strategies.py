@@ -24,6 +24,7 @@ from fedavg.selection import scores
 from fedavg.strategies import RULES, rule
 from fedavg.weighting import weights_of
 from fsworker.errors import UsageError
+from fsworker.protocol.records import round as round_records
 
 pytestmark = pytest.mark.unit
 
@@ -407,3 +408,9 @@ def test_a_rule_survives_being_written_down(name: str) -> None:
     of = rule(name)
     of.check(10)
     assert rule(**of.record()) == of  # type: ignore[arg-type]
+
+
+def test_what_groups_may_ask_for_is_what_there_is() -> None:
+    assert {name: set(kind.params) for name, kind in RULES.items()} == {
+        name: set(options) for name, options in round_records.RULES.items()
+    }

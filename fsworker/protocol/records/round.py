@@ -27,6 +27,23 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+_ADAPTIVE = ("lr", "beta1", "beta2", "tau")
+RULES: dict[str, tuple[str, ...]] = {
+    "fedavg": (),
+    "fedavgm": ("beta", "lr"),
+    "fedadagrad": ("lr", "beta1", "tau"),
+    "fedadam": _ADAPTIVE,
+    "fedyogi": _ADAPTIVE,
+    "diloco": ("lr", "momentum"),
+    "fedbuff": ("lr",),
+    "median": (),
+    "trimmed-mean": ("beta",),
+    "krum": ("f",),
+    "multi-krum": ("f", "m"),
+}
+"""The merge rules and their options, for who asks for one; what they do is the aggregator's."""
+
+
 @dataclass(frozen=True)
 class Group(_Record):
     """What a group is; `group.json`. Rule, options, quorum, deadline and keep may change.
@@ -79,6 +96,18 @@ class Group(_Record):
         if self.late not in LATE:
             return f"field 'late' must be one of {', '.join(LATE)}, not {self.late!r:.40}"
         return None
+
+
+def rule_problem(group: Group) -> str | None:
+    """What is wrong with the rule that a group asks for; None when all is well."""
+    if group.rule not in RULES:
+        return f"there is no merge rule {group.rule!r:.40} (there are: {', '.join(RULES)})"
+    known = RULES[group.rule]
+    odd = next((name for name in group.options if name not in known), None)
+    if odd is not None:
+        has = f"it has {', '.join(known)}" if known else "it has none"
+        return f"the rule {group.rule} has no option {odd!r:.40}: {has}"
+    return None
 
 
 @dataclass(frozen=True)
