@@ -120,7 +120,7 @@ STARTS: dict[str, tuple[int, str, tuple[str, ...], dict[str, str]]] = {
     "no such name": (2, "interpreter no-python is not", ("--python", "no-python"), {}),
     "no such venv": (2, "/no-venv/bin/python is not there", ("--venv", "/no-venv"), {}),
     "no such repo": (2, "no folder /no-repo", ("--repo", "/no-repo"), {}),
-    "no slots": (2, "--concurrency", ("--concurrency", "0"), {}),
+    "no slots": (2, "--concurrency", ("--concurrency", "0", "--job-slots", "0"), {}),
     "a workspace below a file": (
         7, "workspace .*/dev/null/x .*/dev/null is no folder.*--ws", ("--ws", "/dev/null/x"), {}
     ),
