@@ -49,7 +49,8 @@ saved = json.load(open(meta["root"] + "/ctl/launch_meta.json"))
 manifest = json.load(open(meta["root"] + "/manifest.json"))
 for key in "experiment_name trial_name run_id reward_fn shard_count workers".split():
     assert key in manifest, key
-assert saved["workers"] == meta["workers"] == manifest["workers"] == [
+assert saved["workers"] == meta["workers"] == manifest["workers"], saved
+assert [{k: w[k] for k in ("host", "shard", "concurrency")} for w in saved["workers"]] == [
     {"host": "node1", "shard": 0, "concurrency": 1},
     {"host": "node2", "shard": 0, "concurrency": 48}], saved
 '
@@ -148,8 +149,9 @@ def test_workers_have_the_environment_that_scripts_set_up(ctl: Ctl) -> None:
 def test_without_workers_every_allowed_host_has_one(ctl: Ctl) -> None:
     told = ctl("start", "--dry-run")
     assert told.returncode == 0, told.stderr
-    assert json_lines(told.stdout)[0]["workers"] == [
-        {"host": f"node{i + 1}", "shard": i, "concurrency": 48} for i in range(3)
+    workers = json_lines(told.stdout)[0]["workers"]
+    assert [(w["host"], w["shard"], w["concurrency"]) for w in workers] == [
+        (f"node{i + 1}", i, 48) for i in range(3)
     ]
     assert json_lines(told.stdout)[0]["root"] == str(ctl.runs)
     assert json_lines(told.stdout)[0]["reward_fn"] == "areal.reward.gsm8k.gsm8k_reward_fn"

@@ -144,8 +144,9 @@ def test_a_start_holds_no_pipe_and_lives_on_when_the_session_is_killed(bench: Be
     (life,) = bench.wait_lives(1)
     assert life["pid"] == reply["worker_pid"]
     expected = ["-m", "fsworker", "run", "--root", str(bench.root), "--shard", "3", "--host", "n1"]
-    expected += ["--concurrency", "7", "--launch", "5", "--log-level", "INFO"]
-    assert life["argv"][3:] == expected
+    assert life["argv"][3 : 3 + len(expected)] == expected
+    said = dict(zip(life["argv"][12::2], life["argv"][13::2], strict=True))
+    assert (said["--concurrency"], said["--launch"], said["--log-level"]) == ("7", "5", "INFO")
     assert life["env"]["FLEET_RUN"] == hostlock.run_key(str(bench.root), "run1")
     assert (life["env"]["FLEET_SHARD"], life["env"]["FLEET_LAUNCH"]) == ("3", "5")
     assert len(with_environ("X_EXTRA=a b")) == 2, "wrapper and worker"
@@ -209,10 +210,15 @@ def test_a_worker_that_cannot_be_run_is_a_failure_with_its_cause(
 
 
 def test_a_start_that_is_not_confirmed_in_time_is_undone(bench: Bench) -> None:
-    """The wrapper hangs where a dead server would hang it; nothing may come up later."""
-    os.mkfifo(bench.ctl("stop"))
+    """The wrapper hangs as on a dead server before it is one; nothing may come up later."""
+    hangs = bench.dir / "hangs"
+    hangs.mkdir()
+    (hangs / "sitecustomize.py").write_text(
+        "import sys, time\nif 'fsworker.respawn' in sys.orig_argv: time.sleep(600)\n"
+    )
+    path = os.pathsep.join([str(hangs), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     began = time.monotonic()
-    reply = bench.start(wait=3)
+    reply = bench.start(wait=3, env={"PYTHONPATH": path})
     assert time.monotonic() - began < 8
     assert (reply["ok"], reply["code"]) == (False, "failed")
     assert "did not report" in reply["message"]

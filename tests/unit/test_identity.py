@@ -236,11 +236,14 @@ def test_a_whole_tree_ends_with_those_that_hide(spawned: Spawned, tmp_path: Path
     innocent = start(spawned, SLEEPS + f"  # {token}")
     assert root.stdout
     line = f"LIFE={token}"
-    wait_until(lambda: len(with_environ(line)) == 3, what="three with the token")
-    below = [s.pid for s in procfs.descendants([root.pid])]
-    assert len(below) == 2
-    everyone = {spawned.track(pid) for pid in (root.pid, *below, *with_environ(line))}
-    assert len(everyone) == 4
+
+    def all_four() -> set[int] | None:
+        below = [s.pid for s in procfs.descendants([root.pid])]
+        found = {root.pid, *below, *with_environ(line)}
+        settled = len(below) == 2 and len(with_environ(line)) == 3
+        return found if settled and len(found) == 4 else None
+
+    everyone = {spawned.track(pid) for pid in wait_until(all_four, what="the whole tree") or ()}
 
     assert identity.end_tree([who(root.pid)], HERE, tokens={"LIFE": token}, grace=0.2) == []
 
