@@ -17,6 +17,16 @@ LONG = os.environ.get("SHARDFLEET_LONG", "") not in ("", "0")
 """Whether there is time: `make test-cluster-long`."""
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out, without a skip, what only the long level has time for."""
+    if LONG:
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Three workers, a head and a file server; all of it ends with the session."""

@@ -120,6 +120,7 @@ def test_a_frozen_machine_that_thaws_commits_nothing_of_what_was_revoked(run: Ru
     assert after["node2"]["raw"]["boot_id"] == scene.before["node2"]["raw"]["boot_id"]
 
 
+@pytest.mark.long
 def test_a_machine_that_boots_anew_is_known_by_its_boot_and_started(run: Run) -> None:
     scene = Scene(run, "node3")
     scene.machine.reset()
