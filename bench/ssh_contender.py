@@ -66,7 +66,8 @@ def parallel(spec: Spec, *options: str) -> tuple[Ask, Ask | None]:
 
 def master(spec: Spec) -> tuple[Ask, Ask | None]:
     """The same, with connections kept by OpenSSH's own master processes."""
-    place = os.path.join(os.path.dirname(spec["config"]), "cm-%C")
+    # Of this process alone: masters outlive it, and the next repetition must not find them.
+    place = os.path.join(os.path.dirname(spec["config"]), f"cm{os.getpid()}-%C")
     options = ("-o", "ControlMaster=auto", "-o", f"ControlPath={place}", "-o", "ControlPersist=30")
     ask, _ = parallel(spec, *options)
     return ask, ask
