@@ -16,7 +16,8 @@ from typing import Any
 from ctl import slotterms, units
 from ctl.hostterms import Tables
 from ctl.hostterms import read as read_tables
-from fsworker.errors import StorageError, UsageError
+from ctl.tomlfile import read_toml
+from fsworker.errors import UsageError
 from fsworker.protocol.records import slots
 
 FILE_NAME = "fleet.toml"
@@ -201,16 +202,7 @@ def find_file(
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    import tomllib  # lazily: most commands run without a file
-
-    try:
-        with open(path, "rb") as file:
-            table = tomllib.loads(file.read().decode("utf-8-sig"))
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}", path=path) from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}", path=path) from None
-    named = {key.replace("-", "_"): value for key, value in table.items()}
+    named = {key.replace("-", "_"): value for key, value in read_toml(path).items()}
     for key in named:
         if key not in SETTINGS and key != "defaults":
             import difflib  # lazily: only a typing error needs it

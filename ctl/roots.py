@@ -13,6 +13,7 @@ import os
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 
 from ctl import current
 from ctl.config import Config
@@ -57,7 +58,7 @@ class Run:
         everybody = self.everybody
         return (everybody or self.manifest).workers
 
-    @property
+    @cached_property
     def everybody(self) -> LaunchMeta | None:
         """The launch meta with those that attached; never to be written."""
         return with_members(self.meta, self.members) if self.meta else None

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ctl import units
-from fsworker.errors import FormatError, StorageError, UsageError
+from ctl.tomlfile import read_toml
+from fsworker.errors import FormatError, UsageError
 from fsworker.jobs import templates
 from fsworker.protocol.records import coding
 from fsworker.protocol.records.job import JSON_AGENTS, Job, new_job_id, utc_now
@@ -34,17 +35,8 @@ _FIELDS = {f.name for f in dataclasses.fields(Job)}
 
 def read_file(path: str) -> dict[str, Any]:
     """The fields in a `job.toml`, `count` among them. UsageError names file and key."""
-    import tomllib  # lazily: most submits run without a file
-
-    try:
-        with open(path, "rb") as file:
-            table = tomllib.loads(file.read().decode("utf-8-sig"))
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}", path=path) from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}", path=path) from None
     fields = {}
-    for key, value in table.items():
+    for key, value in read_toml(path).items():
         name = key.replace("-", "_")
         name = OPTIONS.get(name, name)
         if name not in _FIELDS and name not in ("count", "param"):
