@@ -48,6 +48,7 @@ class Effects:
     ) -> None:
         self.findings: dict[str, Finding] = {}
         self.hands = Hands(notify=notify)
+        self._waits: dict[str, str] = {}
         self._io, self._journal, self._grace = io, journal, grace
         self._launcher, self._launcher_key = launcher, None if launcher is None else "given"
 
@@ -63,7 +64,9 @@ class Effects:
         except Late:
             raise
         except Busy as error:
-            log.info("%s of host %s waits: %s", action.do, action.host, error)
+            if self._waits.get(action.host) != str(error):  # once, not at every sweep
+                self._waits[action.host] = str(error)
+                self._journal.say(f"note {action.host}: its {action.do} waits: {error}")
             return False
         except FleetError as error:
             self._journal.say(f"{action.do} {action.host} failed: {error}", "failed")
@@ -73,6 +76,7 @@ class Effects:
         """Take in what came of an act; the host's memory after it."""
         action, finding = done.action, done.finding
         host = action.host
+        self._waits.pop(host, None)
         for warning in done.warnings:
             self._journal.say(f"note {host}: {warning}")
         if action.do is not Do.PROBE:
@@ -86,7 +90,8 @@ class Effects:
     def use(self, meta: LaunchMeta) -> None:
         """Reach hosts as the run says; a launcher that is in use is kept until it is free."""
         how = (meta.launcher, meta.launcher_options, meta.host_terms, meta.attached)
-        key = repr((how, meta.python, meta.pythonpath, meta.setup))
+        bundle = (meta.bundle, meta.from_bundle)
+        key = repr((how, meta.python, meta.pythonpath, meta.setup, bundle))
         if self._launcher_key in ("given", key) or self.hands.busy:
             return
         self.close()

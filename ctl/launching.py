@@ -7,6 +7,7 @@ Start, restart and the watcher must start a host in the same way, so the way is 
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from ctl import passing
 from ctl.hostterms import env_for
-from fsworker.errors import UsageError
+from fsworker.errors import Busy, UsageError
+from fsworker.protocol import launches, layout
+from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.records.hostterms import HostTerms
 from fsworker.protocol.records.launch import LaunchRequest
 from fsworker.protocol.records.run import LaunchMeta, WorkerSpec
@@ -98,3 +101,27 @@ def worker_of(meta: LaunchMeta, host: str) -> WorkerSpec:
 def relaunch(meta: LaunchMeta, host: str) -> LaunchMeta:
     """The same run with a new launch number for `host`."""
     return replace(meta, launches={**meta.launches, host: meta.launches.get(host, 0) + 1})
+
+
+def publish(store: Store, meta: LaunchMeta, numbered: Iterable[str] = ()) -> None:
+    """Write what the run is to have; the launches of `numbered` are new.
+
+    Raises Busy when one of them was given out meanwhile, whatever the locks say. StorageError.
+    """
+    try:
+        number(store, meta, numbered)
+        store.publish(layout.LAUNCH_META, meta.to_json())
+    except OSError as error:
+        raise storage_error(error, "write", store.path(layout.LAUNCH_META)) from None
+
+
+def number(store: Store, meta: LaunchMeta, hosts: Iterable[str]) -> None:
+    """Give out the launches that `meta` has for `hosts`. Busy; OSError."""
+    wanted = {host: meta.launches[host] for host in hosts}
+    lost = store.run(launches.take(wanted, secrets.token_hex(4))) if wanted else ()
+    if lost:
+        raise Busy(
+            f"{', '.join(sorted(lost)[:5])} of {store.root}: launched by somebody else meanwhile: "
+            "look at ctl status, then try again",
+            path=store.root,
+        )

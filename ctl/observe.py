@@ -18,6 +18,7 @@ from ctl.health import Beat
 from fsworker.errors import FormatError, NotRunning
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
+from fsworker.protocol.launches import numbers, with_numbers
 from fsworker.protocol.membership import read_members
 from fsworker.protocol.records import coding
 from fsworker.protocol.records.member import Member, with_members
@@ -98,7 +99,7 @@ class Observer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._told: tuple[bytes, tuple[Member, ...]] = (b"", ())
+        self._told: tuple[bytes, tuple[Member, ...], dict[str, int]] = (b"", (), {})
         self._meta: LaunchMeta | None = None
 
     def look(self) -> Report:
@@ -130,12 +131,12 @@ class Observer:
     def _read_meta(self, names: Collection[str]) -> tuple[str | None, float]:
         """The run as everybody sees it, as text if it changed, and when its meta was written."""
         data, mtime = self._store.read_with_mtime(layout.LAUNCH_META)
-        members = read_members(self._store, names)
-        if (data, members) == self._told:
+        members, numbered = read_members(self._store, names), numbers(names)
+        if (data, members, numbered) == self._told:
             return None, mtime
         meta: LaunchMeta = LaunchMeta.from_json(data, self._store.path(layout.LAUNCH_META))
-        self._meta = with_members(meta, members)
-        self._told = (data, members)
+        self._meta = with_members(with_numbers(meta, numbered), members)
+        self._told = (data, members, numbered)
         return self._meta.to_json().decode(), mtime
 
     def _check_root(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from ctl.memory import MEMORY
 from ctl.observe import Observer
 from fsworker.errors import Busy, FleetError
 from fsworker.life.boundlog import BoundLog
-from fsworker.protocol import layout, ledger
+from fsworker.protocol import launches, layout, ledger
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.records.run import LaunchMeta
 
@@ -95,14 +96,17 @@ class RootChild:
         return [len(done.moved), done.finished]
 
     def launch(self, host: str, above: int) -> int:
-        """Number a new launch of a host, above all that are known.
+        """Number a new launch of a host, the one after `above`, which is all that was known.
 
-        Busy while a command works on the run: what it does to the host goes first.
+        Busy while a command works on the run: what it does to the host goes first. Also when the
+        host was launched since it was looked at, by whomever, and whatever the locks say.
         """
         path = self._store.path(layout.LAUNCH_META)
         with verb_lock(self._store, "watch", patience=0):
             meta: LaunchMeta = LaunchMeta.from_json(self._store.read(layout.LAUNCH_META), path)
-            number = max(meta.launches.get(host, 0), above) + 1
+            number, others = above + 1, meta.launches.get(host, 0) > above
+            if others or self._store.run(launches.take({host: number}, secrets.token_hex(4))):
+                raise Busy(f"host {host} was launched by somebody else meanwhile", host=host)
             changed = replace(meta, launches={**meta.launches, host: number})
             self._store.publish(layout.LAUNCH_META, changed.to_json())
         return number

@@ -27,6 +27,7 @@ from fsworker.errors import (
 )
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
+from fsworker.protocol.launches import numbers, with_numbers
 from fsworker.protocol.membership import read_members
 from fsworker.protocol.records.member import Member, with_members
 from fsworker.protocol.records.run import LaunchMeta, Manifest, WorkerSpec
@@ -185,19 +186,30 @@ def open_run(root: str, source: str = "--root") -> Run:
         gone = "" if os.path.isdir(root) else ": there is no such folder"
         raise NotRunning(f"there is no run at {root}{gone or ': it holds no manifest'}", path=root)
     manifest = Manifest.from_json(data, path)
+    names = _names(store)  # before the launch meta: numbers are given out before it is written
     raw = _read(store, layout.LAUNCH_META)
     meta = LaunchMeta.from_json(raw, store.path(layout.LAUNCH_META)) if raw else None
+    if meta:
+        meta = with_numbers(meta, numbers(names))
     if store.group_writable:
         # What this process creates there must stay open to the group that shares the run.
         os.umask(0o007)
-    return Run(root, store, manifest, meta, source, _members(store))
+    return Run(root, store, manifest, meta, source, _members(store, names))
 
 
-def _members(store: Store) -> tuple[Member, ...]:
+def _names(store: Store) -> list[str]:
+    """What lies in `ctl/`."""
     try:
-        return read_members(store)
+        return store.scan(layout.CTL)
     except (FileNotFoundError, NotADirectoryError):
-        return ()
+        return []
+    except OSError as error:
+        raise unknown(error, store.path(layout.CTL)) from None
+
+
+def _members(store: Store, names: list[str]) -> tuple[Member, ...]:
+    try:
+        return read_members(store, names)
     except OSError as error:
         raise unknown(error, store.path(layout.CTL)) from None
 

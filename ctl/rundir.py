@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterable
 
-from ctl import mounts, roots
+from ctl import launching, mounts, roots
 from ctl.planning import Plan
 from fsworker.errors import NotRunning, Refused, StorageError, UsageError
 from fsworker.protocol import layout
@@ -135,6 +135,7 @@ def publish(plan: Plan, store: Store) -> None:
         _refuse_overtaken(plan)
         clear_intents(store, plan.hosts, watcher=True)
         store.publish(layout.MANIFEST, plan.manifest.to_json())
+        launching.number(store, plan.meta, plan.hosts)
         store.publish(layout.LAUNCH_META, plan.meta.to_json())
     except OSError as error:
         raise _unwritten(error, plan) from None

@@ -11,7 +11,6 @@ import click
 from ctl import beats, bringup, draining, launching, locks, render, roots, rundir
 from ctl.commands.drain import allow
 from ctl.commands.restart_host import complain
-from ctl.commands.scale import publish
 from ctl.draining import Drain
 from ctl.launchers.base import Launcher
 from ctl.params import (
@@ -120,7 +119,7 @@ def _restart(
         # The number first: a watcher then sees hosts that start, and leaves them alone.
         launches = {host: before.launches.get(host, 0) + 1 for host in hosts}
         meta = replace(before, launches={**before.launches, **launches})
-        publish(store, meta)
+        launching.publish(store, meta, hosts)
         drain = Drain(store, before, hosts, manner.patience, manner.width)
         draining.announce(drain)
         report = draining.finish(drain, launcher)

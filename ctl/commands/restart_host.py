@@ -10,9 +10,6 @@ from ctl import bringup, completion, launching, locks, render, roots, rundir, st
 from ctl.params import DURATION, POSITIVE, json_option, ready_option, root_option
 from ctl.session import Session
 from fsworker.errors import Refused, UsageError
-from fsworker.protocol import layout
-from fsworker.protocol.fsops import storage_error
-from fsworker.protocol.records.run import LaunchMeta
 
 
 @click.command()
@@ -78,7 +75,7 @@ def _restart(
     before = run.need_meta()
     # The number first: a watcher then sees a host that starts, and leaves it alone.
     meta = launching.relaunch(before, host)
-    _publish(run, meta)
+    launching.publish(run.store, meta, [host])
     with launching.opened(meta, [host]) as launcher:
         width = session.config.get("width")
         report = stopping.stop_hosts(run.store, before, [host], launcher, grace, kill_after, width)
@@ -97,13 +94,6 @@ def _restart(
     locks.record(
         run.store, "restart-host", event="restarted", host=host, launch=meta.launches[host]
     )
-
-
-def _publish(run: roots.Run, meta: LaunchMeta) -> None:
-    try:
-        run.store.publish(layout.LAUNCH_META, meta.to_json())
-    except OSError as error:
-        raise storage_error(error, "write", run.store.path(layout.LAUNCH_META)) from None
 
 
 def complain(sentence: str) -> None:

@@ -16,9 +16,6 @@ from ctl.scaling import Scale
 from ctl.session import Session
 from ctl.stopping import Report, as_error
 from fsworker.errors import UsageError
-from fsworker.protocol import layout
-from fsworker.protocol.fsops import Store, storage_error
-from fsworker.protocol.records.run import LaunchMeta
 
 
 @click.command()
@@ -65,14 +62,7 @@ def command(
     run = roots.open_run(*roots.find_root(root, session.config))
     with locks.verb_lock(run.store, "scale"):
         run = roots.open_run(run.root)
-        change = scaling.plan(
-            run.need_meta(),
-            draining.kept_down(run),
-            exactly=[_spelled(session, run, name) for name in names_of(hosts)] if hosts else None,
-            add={_spelled(session, run, h): s for h, s in scaling.parse_additions(add).items()},
-            remove=[name for text in remove for name in names_of(text, "--remove")],
-            concurrency=concurrency,
-        )
+        change = _plan(session, run, hosts, add, remove, concurrency)
         if not force:
             allow(session, run, change.leaving)
         locks.check_room(run.store)
@@ -81,6 +71,30 @@ def command(
         drain = Drain(run.store, change.meta, change.leaving, timeout, session.config.get("width"))
         draining.announce(drain)
     report = _leave(session, drain, force) if change.leaving else Report()
+    return _told(session, run, change, report, as_json=as_json)
+
+
+def _plan(
+    session: Session,
+    run: roots.Run,
+    hosts: str | None,
+    add: tuple[str, ...],
+    remove: tuple[str, ...],
+    concurrency: int | None,
+) -> Scale:
+    """What the options ask for, of the run as it is under the lock."""
+    return scaling.plan(
+        run.need_meta(),
+        draining.kept_down(run),
+        exactly=[_spelled(session, run, name) for name in names_of(hosts)] if hosts else None,
+        add={_spelled(session, run, h): s for h, s in scaling.parse_additions(add).items()},
+        remove=[name for text in remove for name in names_of(text, "--remove")],
+        concurrency=concurrency,
+    )
+
+
+def _told(session: Session, run: roots.Run, change: Scale, report: Report, *, as_json: bool) -> int:
+    """Say what came of it; the exit code."""
     if as_json:
         code = int(bool(report.failed))
         fields = {"joined": change.joining, "left": report.stopped, "failed": report.failed}
@@ -134,7 +148,7 @@ def _spelled(session: Session, run: roots.Run, name: str) -> str:
 def _join(session: Session, run: roots.Run, change: Scale, ready_timeout: float | None) -> None:
     """Start those that join; on any failure the run has the hosts that it had before."""
     before, store, meta = run.need_meta(), run.store, change.meta
-    publish(store, meta)
+    launching.publish(store, meta, change.joining)
     rundir.clear_intents(store, change.joining, watcher=False)
     with launching.opened(meta) as launcher:
         width = session.config.get("width")
@@ -143,7 +157,7 @@ def _join(session: Session, run: roots.Run, change: Scale, ready_timeout: float 
             bringup.bring_up(crew, ready_timeout or meta.ready_timeout)
         except BaseException as error:
             # The numbers stay used: a launch number means one start only.
-            publish(store, replace(before, launches=meta.launches))
+            launching.publish(store, replace(before, launches=meta.launches))
             locks.record(store, "scale", event="scale failed", reason=str(error))
             raise
     locks.record(store, "scale", event="joined", hosts=change.joining)
@@ -159,16 +173,8 @@ def _leave(session: Session, drain: Drain, force: bool) -> Report:
         meta = roots.open_run(store.root).need_meta()
         # Not one that somebody started anew meanwhile.
         same = {h for h in gone if meta.launches.get(h) == drain.meta.launches.get(h)}
-        publish(store, scaling.without(meta, same))
+        launching.publish(store, scaling.without(meta, same))
         for host in same.intersection(report.stopped):
             draining.forget_host(store, host)
         locks.record(store, "scale", event="left", hosts=sorted(same), failed=report.failed)
     return report
-
-
-def publish(store: Store, meta: LaunchMeta) -> None:
-    """Write what the run is to have."""
-    try:
-        store.publish(layout.LAUNCH_META, meta.to_json())
-    except OSError as error:
-        raise storage_error(error, "write", store.path(layout.LAUNCH_META)) from None

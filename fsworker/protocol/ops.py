@@ -42,15 +42,16 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a file under its own name, fsync and close it."""
+    """Write a file under its own name, fsync (unless it need not last) and close it."""
 
     path: str
     data: bytes
+    durable: bool = True
     mutates: ClassVar[bool] = True
 
     def perform(self, store: Store) -> None:
         """Do it."""
-        store.put(self.path, self.data)
+        store.put(self.path, self.data, durable=self.durable)
 
 
 @dataclass(frozen=True, slots=True)

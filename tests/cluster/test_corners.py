@@ -100,5 +100,7 @@ def test_two_watchers_under_a_lock_that_lies_restart_a_host_once(
     starts = re.findall(r" worker pid=\d+ incarnation=\w+ started", log)
     print(run.text("watch.log"), log)
     assert len(starts) == 2, "at first, and once after it was killed"
+    asked = json.loads(run.text("launch_meta.json"))["launches"]["node1"]
+    assert asked == json.loads(run.sh(f"cat {beat}").stdout)["launch"], "the loser left nothing"
     run.check_clean()
     run.stop()

@@ -307,6 +307,37 @@ def test_a_second_watcher_is_refused_and_a_new_one_adopts_what_runs(fleet):
     assert "UNHEALTHY" not in fleet.said()
 
 
+_LIE = r"""
+#include <sys/file.h>
+#include <unistd.h>
+int flock(int fd, int how) {
+  if (how & LOCK_EX) sleep(2);
+  return 0;
+}
+"""
+
+
+def test_of_two_watchers_under_a_lock_that_lies_the_loser_leaves_nothing(fleet, tmp_path):
+    # Whoever locks is kept for a while, and then everybody is let in: so both have decided to
+    # restart the host before either numbers the launch.
+    (tmp_path / "lie.c").write_text(_LIE)
+    shim = tmp_path / "lie.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", shim, tmp_path / "lie.c"], check=True)
+    fleet.start()
+    fleet.env["LD_PRELOAD"] = str(shim)
+    watchers = [fleet.watch(), fleet.watch()]
+    del fleet.env["LD_PRELOAD"]
+    fleet.kill()
+
+    fleet.wait_ready(2)
+    fleet.wait_said(r"was launched by somebody else meanwhile")
+    time.sleep(3)  # in which the loser could do harm
+    assert (fleet.status("n1")["state"], fleet.launch(), fleet.beat()["launch"]) == ("ready", 2, 2)
+    assert fleet.said().count("restart n1 rc=0") == 1
+    for watcher in watchers:
+        end(watcher)
+
+
 def test_a_watcher_that_was_frozen_accuses_nobody(fleet):
     fleet.start()
     watcher = fleet.watch()

@@ -371,11 +371,19 @@ def test_claims_are_returned_over_the_child(root, io):
     assert os.listdir(root / "inbox" / "0") == [f"{token.batch}.1.1"]
 
 
-def test_a_launch_number_is_above_all_that_are_known(root, io):
-    assert io.call("launch", 30.0, host="n1", above=0) == 2
+def test_a_launch_number_is_above_all_that_are_known_and_given_out_once(root, io):
+    assert io.call("launch", 30.0, host="n1", above=1) == 2
     assert io.call("launch", 30.0, host="n1", above=7) == 8
+    with pytest.raises(Busy, match="n1 was launched by somebody else"):
+        io.call("launch", 30.0, host="n1", above=7)
     meta = LaunchMeta.from_json((root / layout.LAUNCH_META).read_bytes(), "meta")
     assert meta.launches == {"n1": 8, "n2": 1}
+
+
+def test_a_number_that_was_given_out_counts_before_it_is_written_down(root):
+    Store(root).put(layout.LaunchToken("n1", 5, "0" * 8).path, b"")
+    report = Observer(Store(root)).look()
+    assert LaunchMeta.from_json(report.meta.encode(), "m").launches == {"n1": 5, "n2": 1}
 
 
 def test_a_command_that_works_on_the_run_goes_first(root, io):

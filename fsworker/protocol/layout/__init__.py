@@ -36,9 +36,11 @@ from fsworker.protocol.layout.batches import (
 )
 from fsworker.protocol.layout.hosts import (
     cancel_path,
+    LaunchToken,
     host_file,
     parse_cancel_name,
     parse_status_name,
+    parse_launch_token,
     status_path,
     stop_covers,
 )
@@ -91,6 +93,7 @@ __all__ = [
     "WATCH_STOP",
     "Outcome",
     "Owner",
+    "LaunchToken",
     "Token",
     "agents",
     "batch_id",
@@ -121,6 +124,7 @@ __all__ = [
     "parse_owner",
     "parse_status_name",
     "seq_of",
+    "parse_launch_token",
     "status_path",
     "stop_covers",
     "stream_of",

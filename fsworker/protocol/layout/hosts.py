@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-from fsworker.protocol.layout.names import CANCEL, CTL, NAME, STATUS, decode, encode, is_foreign
+from fsworker.protocol.layout.names import (
+    CANCEL,
+    CTL,
+    DOTTED,
+    NAME,
+    NUM,
+    STATUS,
+    decode,
+    encode,
+    is_foreign,
+)
 
+_LAUNCH_NAME = re.compile(
+    rf"(?P<host>{DOTTED})\.launch-(?P<number>{NUM})-(?P<unique>[0-9a-f]{{8}})"
+)
 _CANCEL_NAME = re.compile(rf"(?P<target>{NAME})~[0-9a-f]{{8}}")
 
 
@@ -37,6 +51,30 @@ def host_file(host: str, suffix: str) -> str:
     elif part.endswith(".wrap"):
         part = part.removesuffix(".wrap") + "%2Ewrap"
     return f"{CTL}/{part}.{suffix}"
+
+
+class LaunchToken(NamedTuple):
+    """The one file that says how far the launches of a host are numbered, and by whose hand."""
+
+    host: str
+    number: int
+    unique: str
+
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+        return host_file(self.host, f"launch-{self.number}-{self.unique}")
+
+
+def parse_launch_token(name: str) -> LaunchToken | None:
+    """The token that a file in `ctl/` is."""
+    m = _LAUNCH_NAME.fullmatch(name) if ".launch-" in name else None
+    if m is None or is_foreign(name):
+        return None
+    try:
+        return LaunchToken(decode(m["host"]), int(m["number"]), m["unique"])
+    except ValueError:
+        return None
 
 
 def stop_covers(content: str, launch: int) -> bool:
