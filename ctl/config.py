@@ -87,6 +87,7 @@ SETTINGS: dict[str, Known] = {
     "pass_env": Known(_texts, (), help="variables of this machine that jobs may ask for"),
     "python": Known(_text, help="interpreter of the workers"),
     "venv": Known(_text, path=True, help="virtual environment of the workers"),
+    "bundle": Known(units.yes_no, False, help="run workers from one file on the root"),
     "repo": Known(_text, path=True, help="folder added to their PYTHONPATH"),
     "setup": Known(_lines, (), help="shell lines that run on the host before the wrapper"),
     "env": Known(_table, {}, help="environment of the workers"),

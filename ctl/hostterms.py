@@ -111,12 +111,14 @@ def _over(below: HostTerms, above: HostTerms) -> HostTerms:
         env={**below.env, **above.env},
         tmp=above.tmp or below.tmp,
         ssh={**below.ssh, **above.ssh},
+        bundle=below.bundle if above.bundle is None else above.bundle,
     )
 
 
 def _said(terms: HostTerms) -> dict[str, Any]:
     plain = {"python": terms.python, "setup": terms.setup, "tmp": terms.tmp}
     found: dict[str, Any] = {key: value for key, value in plain.items() if value}
+    found |= {} if terms.bundle is None else {"bundle": terms.bundle}
     found |= {f"env.{name}": value for name, value in terms.env.items()}
     return found | {f"ssh.{name}": value for name, value in terms.ssh.items()}
 
@@ -131,6 +133,12 @@ def _path(value: object) -> str:
     if not posixpath.isabs(_text(value)):
         raise ValueError(f"it must be an absolute path, not {value!r}")
     return str(value)
+
+
+def _truth(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"it must be true or false, not {value!r}")
+    return value
 
 
 def _lines(value: object) -> tuple[str, ...]:
@@ -170,4 +178,5 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "env": _env,
     "tmp": _path,
     "ssh": _ssh,
+    "bundle": _truth,
 }

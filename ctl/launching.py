@@ -36,7 +36,9 @@ def open_for(meta: LaunchMeta) -> Launcher:
 
     setup = [*passing.lines(meta.pass_env, os.environ), *meta.setup]
     common = {"python": meta.python, "pythonpath": list(meta.pythonpath), "setup": setup}
-    launcher = open_launcher(meta.launcher, {**meta.launcher_options, **common}, meta.host_terms)
+    bundle = {"bundle": meta.bundle and f"{meta.root}/{meta.bundle}"}
+    options = {**meta.launcher_options, **common, **bundle, "from_bundle": meta.from_bundle}
+    launcher = open_launcher(meta.launcher, options, meta.host_terms)
     if not meta.attached:
         return launcher
     from ctl.launchers.attached import Mixed

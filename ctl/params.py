@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from ctl import slotterms, units
 from fsworker.protocol.records import slots
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Read(click.ParamType[Any]):
@@ -44,6 +46,27 @@ root_option = click.option(
     help="Run root [default: FLEET_ROOT if it is one, else the current run].",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+
+
+_PYTHON_OPTIONS = (
+    click.option("--venv", metavar="DIR", help="Virtual environment of the workers."),
+    click.option(
+        "--python", metavar="FILE", help="Interpreter of the workers [default: this one]."
+    ),
+    click.option("--repo", metavar="DIR", help="Folder put on the workers' PYTHONPATH."),
+    click.option(
+        "--bundle/--no-bundle",
+        default=None,
+        help="Run workers from one file on the root, by python3: hosts need no packages.",
+    ),
+)
+
+
+def python_options(command: F) -> F:
+    """By what workers run."""
+    for option in reversed(_PYTHON_OPTIONS):
+        command = option(command)
+    return command
 
 
 def verb(group: click.Group, name: str, *more: Callable[..., Any]) -> Callable[..., click.Command]:

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ctl import passing, slotterms
+from ctl.bundle import onroot
+from ctl.bundle import terms as bundle_terms
 from ctl.config import Config
 from ctl.hosts import Allowed, names_of
 from ctl.launchers import LAUNCHERS
@@ -119,6 +121,11 @@ def _meta(
     workspace = os.path.abspath(os.path.expanduser(pick("workspace")))
     own_workspace = config.source("workspace") == "default" and "workspace" not in wish.flags
     home = None if own_workspace else workspace
+    hosts = [w.host for w in manifest.workers]
+    named = choose_python(pick("python"), pick("venv"))
+    choice = bundle_terms.choose(
+        pick("bundle"), host_terms(config, wish, hosts), hosts, named, sys.executable
+    )
     return LaunchMeta(
         root=root,
         run_id=manifest.run_id,
@@ -130,19 +137,27 @@ def _meta(
         trial_name=wish.trial,
         launcher=launcher,
         launcher_options=launcher_options(config, wish, launcher),
-        python=choose_python(pick("python"), pick("venv")),
-        pythonpath=python_path(pick("repo")),
+        python=choice.python,
+        pythonpath=python_path(pick("repo"), own=choice.unbundled),
+        bundle=_bundle() if choice.any else None,
+        from_bundle=choice.usual,
         workspace=workspace,
         setup=setup_lines(config.get("setup"), pick("venv"), home),
         env=worker_env(config.get("env"), wish.env, home),
         may_attach=tuple(names_of(pick("attach"), "--attach")) if pick("attach") else (),
-        host_terms=host_terms(config, wish, [w.host for w in manifest.workers]),
+        host_terms=choice.terms,
         log_level=check_choice("log_level", str(pick("log_level")).upper(), LOG_LEVELS),
         ready_timeout=pick("ready_timeout"),
         heartbeat_stale=pick("heartbeat_stale"),
         launches=launches,
         pass_env=passing.check(pick("pass_env"), os.environ),
     )
+
+
+def _bundle() -> str:
+    """Where the bundle of this release is to be on the root."""
+
+    return onroot.path_here()
 
 
 FLAGS = (
@@ -160,6 +175,7 @@ FLAGS = (
     "venv",
     "python",
     "repo",
+    "bundle",
     "group",
     "log_level",
     "slot_start",
@@ -170,11 +186,12 @@ FLAGS = (
 
 
 def host_terms(config: Config, wish: Wish, hosts: Sequence[str]) -> dict[str, HostTerms]:
-    """What holds for each host of a run; a Python on the command line wins over all tables."""
-    asked = wish.flags.get("python") or wish.flags.get("venv")
+    """What holds for each host of a run; what the command line says wins over all tables."""
     found = {host: config.tables.terms(host) for host in hosts}
-    if asked:
+    if wish.flags.get("python") or wish.flags.get("venv"):
         found = {host: replace(terms, python=None) for host, terms in found.items()}
+    if wish.flags.get("bundle") is not None:
+        found = {host: replace(terms, bundle=None) for host, terms in found.items()}
     for terms in found.values():
         worker_env(terms.env, (), None)
     return {host: terms for host, terms in found.items() if terms != HostTerms()}
@@ -204,20 +221,23 @@ def check_functions(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in names))
 
 
-def choose_python(python: str | None, venv: str | None) -> str:
-    """The workers' interpreter, as an absolute path where one can be told."""
+def choose_python(python: str | None, venv: str | None) -> str | None:
+    """The interpreter that was asked for, as an absolute path where one can be told."""
     if python:
         return os.path.abspath(os.path.expanduser(python)) if "/" in python else python
     if venv:
         return os.path.join(os.path.abspath(os.path.expanduser(venv)), "bin", "python")
-    return sys.executable
+    return None
 
 
-def python_path(repo: str | None) -> tuple[str, ...]:
-    """What goes in front of PYTHONPATH: the repo, and this checkout where it is not installed."""
+def python_path(repo: str | None, *, own: bool = True) -> tuple[str, ...]:
+    """What goes in front of PYTHONPATH: the repo, and this checkout where it is not installed.
+
+    `own`: whether hosts run this package from where it is here, as they do without a bundle.
+    """
     found = [os.path.abspath(os.path.expanduser(repo))] if repo else []
     home = os.path.dirname(os.path.dirname(os.path.abspath(errors.__file__)))
-    if os.path.basename(home) not in ("site-packages", "dist-packages"):
+    if own and os.path.basename(home) not in ("site-packages", "dist-packages"):
         found.append(home)
     return tuple(dict.fromkeys(found))
 

@@ -7,9 +7,18 @@ and commands on a head node must start fast. What users import is looked up when
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
+
+BUNDLE: str | None = getattr(__spec__.loader, "archive", None) if __spec__ else None
+"""The bundle that this package was imported from (`fsworker.bundled`); None: a folder."""
+if BUNDLE is not None:
+    BUNDLE = os.path.abspath(BUNDLE)
+    # Last, so that what the host itself has installed is never covered up.
+    sys.path.append(os.path.join(BUNDLE, "vendor"))
 
 _REMOTE = "fsworker.remote"
 _LAZY = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-import fsworker
+from fsworker import bundled
 from fsworker.errors import FleetError, UsageError
 from fsworker.protocol.records.run import LOG_LEVELS, MOST_SLOTS
 from fsworker.protocol.records.slots import MOST_COROUTINES, SlotTerms, gpus, size
@@ -29,7 +29,7 @@ def _read(read: Callable[[object], Any]) -> Callable[..., Any]:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(fsworker.__version__, prog_name="fsworker")
+@click.version_option(bundled.version(), prog_name="fsworker")
 def cli() -> None:
     """Execute tasks on a host of a fleet."""
 

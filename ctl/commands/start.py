@@ -22,6 +22,7 @@ from ctl import (
     signs,
     watcher,
 )
+from ctl.bundle import onroot
 from ctl.commands.restart_host import complain
 from ctl.commands.stop import stop_run
 from ctl.params import (
@@ -34,6 +35,7 @@ from ctl.params import (
     START,
     WHOLE,
     json_option,
+    python_options,
 )
 from ctl.planning import Plan, Wish
 from ctl.session import Session
@@ -96,9 +98,7 @@ from fsworker.protocol import layout
 @click.option("--accept-new", is_flag=True, default=None, help="Add unknown host keys.")
 @click.option("--no-respawn", is_flag=True, help="Run workers without their wrapper.")
 @click.option("--ws", "workspace", metavar="DIR", help="Workspace: HOME and TMPDIR of workers.")
-@click.option("--venv", metavar="DIR", help="Virtual environment of the workers.")
-@click.option("--python", metavar="FILE", help="Interpreter of the workers [default: this one].")
-@click.option("--repo", metavar="DIR", help="Folder put on the workers' PYTHONPATH.")
+@python_options
 @click.option(
     "--env",
     "env",
@@ -140,6 +140,7 @@ def command(session: Session, /, **options: Any) -> int:
         live = check_live(plan, options["replace"])
         if live:
             _replace(session, live)
+        onroot.provide(store, plan.meta)
         if options["doctor"]:
             _examine(session, plan, store)
         rundir.publish(plan, store)
@@ -181,7 +182,6 @@ def make_plan(session: Session, options: dict[str, Any], root: str, run_id: str)
     before = _existing(root)
     if before and not options["run_id"]:
         run_id = before.manifest.run_id  # a run that is started again stays the same run
-    names = planning.FLAGS
     wish = Wish(
         workers_json=options["workers_json"],
         hosts=options["hosts"],
@@ -192,7 +192,7 @@ def make_plan(session: Session, options: dict[str, Any], root: str, run_id: str)
         trial=options["trial"],
         env=options["env"],
         respawn=not options["no_respawn"],
-        flags={name: options[name] for name in names if options[name] is not None},
+        flags={name: options[name] for name in planning.FLAGS if options[name] is not None},
     )
     return planning.make(wish, session.config, session.allowed, root, run_id, before)
 

@@ -34,7 +34,8 @@ def open_launcher(
 
     `terms` is what differs on single hosts.
 
-    Options of all: `python`, `pythonpath`, `setup` (lines for the shell) and, in seconds,
+    Options of all: `python`, `pythonpath`, `setup` (lines for the shell), `bundle` (the file that
+    hosts run from whose terms say so, or all with `from_bundle`) and, in seconds,
     `connect_timeout`, `start_timeout`, `command_timeout`, `stop_extra_timeout`, `retry_timeout`.
     """
     if name not in LAUNCHERS:
@@ -48,6 +49,8 @@ def open_launcher(
         "setup": _texts(given.pop("setup", ()), "setup"),
         "timeouts": _timeouts(given),
         "terms": terms,
+        "bundle": given.pop("bundle", None),
+        "from_bundle": bool(given.pop("from_bundle", False)),
     }
     unknown = sorted(set(given) - set(kind.options))
     if unknown:

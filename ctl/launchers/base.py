@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
+from ctl.bundle.terms import runs_from
 from ctl.hostterms import setup_for
 from ctl.launchers import replies, script
 from ctl.launchers.errors import ALREADY_RUNNING, LaunchError, no_reply
@@ -127,8 +128,11 @@ class ScriptLauncher:
         setup: tuple[str, ...] = (),
         timeouts: Timeouts | None = None,
         terms: Mapping[str, HostTerms] | None = None,
+        bundle: str | None = None,
+        from_bundle: bool = False,
     ) -> None:
         self.python = python
+        self._bundle, self._from_bundle = bundle, from_bundle
         self.pythonpath = pythonpath
         self.setup = setup
         self._terms = dict(terms or {})
@@ -149,6 +153,10 @@ class ScriptLauncher:
     def terms(self, host: str) -> HostTerms:
         """What holds for this host only."""
         return self._terms.get(host, HostTerms())
+
+    def bundle(self, host: str) -> str | None:
+        """The file that the host runs from; None where the package is installed."""
+        return self._bundle if runs_from(self._terms.get(host), self._from_bundle) else None
 
     def __enter__(self) -> Self:
         return self
@@ -246,6 +254,7 @@ class ScriptLauncher:
             python=python,
             pythonpath=self.pythonpath,
             setup=setup_for(self.setup, terms),
+            bundle=self.bundle(host),
         )
         reader = script.ReplyReader(marker)
         try:

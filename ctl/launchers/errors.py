@@ -89,6 +89,8 @@ def no_reply(host: str, reader: ReplyReader, status: int | None, python: str) ->
         return LaunchError(text, host=host, stage="command", denied=words)
     if not words:
         return _reply_error(host, f"the command ended without a word{ended}")
+    if ".pyz" in words and ("open file" in words or "__main__" in words):
+        return _reply_error(host, f"the bundle cannot be run there (ctl bundle): {words}")
     if status in (126, 127):
         return _reply_error(host, f"the interpreter {python} cannot be run there: {words}")
     if "No module named" in words:

@@ -50,8 +50,9 @@ def build(
     python: str,
     pythonpath: Sequence[str] = (),
     setup: Sequence[str] = (),
+    bundle: str | None = None,
 ) -> bytes:
-    """The script that asks `request` of the host that runs it.
+    """The script that asks `request` of the host that runs it, from `bundle` if one is given.
 
     It is one function, called in the last line: a shell that got only a part of it runs nothing,
     and neither the setup lines nor the module can read the rest of the script as their input.
@@ -68,8 +69,9 @@ def build(
         joined = shlex.quote(":".join(pythonpath))
         lines.append(f'PYTHONPATH={joined}"${{PYTHONPATH:+:$PYTHONPATH}}"; export PYTHONPATH')
     asked = shlex.quote(json.dumps(request, sort_keys=True))
+    program = [python] if bundle is None else [python, bundle]
     lines += [
-        f"exec {shlex.quote(python)} -m {MODULE} {asked}",
+        f"exec {shlex.join(program)} -m {MODULE} {asked}",
         "} </dev/null",
         "fleet_main",
         "",

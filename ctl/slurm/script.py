@@ -43,7 +43,8 @@ def build(
         lines.append(f'PYTHONPATH={joined}"${{PYTHONPATH:+:$PYTHONPATH}}"; export PYTHONPATH')
     lines += [f"{name}={shlex.quote(value)}; export {name}" for name, value in environ]
     lines += [f"FLEET_WORKER_TOKEN={shlex.quote(token)}; export FLEET_WORKER_TOKEN", *meta.setup]
-    argv = [meta.python or "python3", "-m", "fsworker", "attach", "--root", meta.root]
+    own = [f"{meta.root}/{meta.bundle}"] if meta.from_bundle else ["-m", "fsworker"]
+    argv = [meta.python or "python3", *own, "attach", "--root", meta.root]
     argv += ["--parallel", str(book.parallel), "--job-slots", str(book.job_slots)]
     argv += ["--labels", "slurm", "--log-level", meta.log_level, "--shard", str(shard)]
     argv += ["--grace", f"{terms.grace * 0.8:g}"]

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+from fsworker import bundled
 from fsworker.attach import entry, rootside
 from fsworker.attach.entry import Wish
 from fsworker.errors import (
@@ -135,7 +136,7 @@ def _wrapper_options(options: Options, member: Member) -> wrapper.Options:
         host=member.host,
         job_slots=options.job_slots,
     )
-    argv = request.worker_argv(sys.executable)
+    argv = request.worker_argv(bundled.command(python=options.python))
     argv += [word for label in member.labels for word in ("--label", label)]
     said = {"--max-idle": options.max_idle, "--cpus": options.cpus, "--ram-mb": options.memory_mb}
     said["--grace"] = options.grace

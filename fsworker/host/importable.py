@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 
+from fsworker import bundled
+from fsworker.errors import FleetError
+
 WITHIN = 60.0
-_CODE = "import sys; from fsworker import functions; functions.resolve(sys.argv[1])"
 
 
 def why_not(
@@ -19,7 +21,7 @@ def why_not(
     for name in names:
         try:
             done = subprocess.run(
-                [python or sys.executable, "-c", _CODE, name],
+                [*bundled.command("fsworker.host.importable", python), name],
                 check=False,
                 env={**os.environ, **(env or {})},
                 capture_output=True,
@@ -33,5 +35,21 @@ def why_not(
             continue
         lines = done.stderr.strip().splitlines()
         said = lines[-1] if lines else f"its import ended with exit code {done.returncode}"
-        found[name] = said.removeprefix("fsworker.errors.Refused: ") if done.returncode else None
+        found[name] = said if done.returncode else None
     return found
+
+
+def main() -> int:
+    """`python -m fsworker.host.importable NAME`: exit code 0 when the function can be imported."""
+    from fsworker import functions  # lazily: whoever asks imports no code of users
+
+    try:
+        functions.resolve(sys.argv[1])
+    except FleetError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,11 +11,11 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from fsworker import bundled
 from fsworker.errors import FleetError
 from fsworker.host.logind import session_warnings
 from fsworker.host.view import HostView, view
@@ -56,7 +56,7 @@ def _start_wrapper(
     asked: LaunchRequest, env: dict[str, str], deadline: float, seen: HostView
 ) -> dict[str, Any]:
     left = max(0.1, deadline - time.monotonic())
-    argv = [sys.executable, "-m", "fsworker.respawn", "--root", asked.root, "--host", asked.host]
+    argv = [*bundled.command("fsworker.respawn"), "--root", asked.root, "--host", asked.host]
     # Less for it than for us: its own word on what went wrong is better than our guess.
     argv += [
         "--launch",
@@ -64,7 +64,7 @@ def _start_wrapper(
         "--wait",
         f"{left * 0.8:.3f}",
         "--",
-        *asked.worker_argv(sys.executable),
+        *asked.worker_argv(bundled.command(python=asked.python)),
     ]
     try:
         done = subprocess.run(
@@ -112,7 +112,7 @@ def _become_worker(asked: LaunchRequest, env: dict[str, str], report: int) -> in
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD):
         signal.signal(signum, signal.SIG_DFL)
     _write(report, {"ok": True, "wrap_pid": None, "worker_pid": os.getpid()})
-    argv = asked.worker_argv(sys.executable)
+    argv = asked.worker_argv(bundled.command(python=asked.python))
     try:
         os.execvpe(argv[0], argv, env)  # noqa: S606  # no shell is the point
     except OSError as error:
@@ -153,9 +153,9 @@ def _who_runs(asked: LaunchRequest, report: dict[str, Any], deadline: float) -> 
 def _environment(asked: LaunchRequest, seen: HostView) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if k not in NOT_PASSED_ON}
     env.update(asked.env)
-    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    home = bundled.library()
     path = env.get("PYTHONPATH", "").split(os.pathsep) if env.get("PYTHONPATH") else []
-    if os.path.basename(home) not in ("site-packages", "dist-packages") and home not in path:
+    if home is not None and home not in path:
         # Run from a checkout or a bundle: the worker starts in / and would not find it.
         env["PYTHONPATH"] = os.pathsep.join([*path, home])
     launch = {"FLEET_LAUNCH": str(asked.launch), "FLEET_SHARD": str(asked.shard)}

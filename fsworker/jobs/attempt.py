@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from fsworker import bundled
 from fsworker.errors import StorageError
 from fsworker.identity import Place
 from fsworker.jobs import environment, process
@@ -153,9 +154,8 @@ class AttemptFolder:
         return f"it took longer than {CHECK_PATIENCE:g} s" if ended.why == "timeout" else ended.why
 
     def _environment(self) -> dict[str, str]:
-        home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        installed = os.path.basename(home) in ("site-packages", "dist-packages")
-        env = environment.of_host(self.job, os.environ, () if installed else (home,))
+        home = bundled.library()
+        env = environment.of_host(self.job, os.environ, () if home is None else (home,))
         artifacts = self.store.path(f"{self.folder}/artifacts")
         self.insist(lambda: self.store.mkdir(f"{self.folder}/artifacts"))
         return {**env, "FLEET_ARTIFACTS": artifacts, "FLEET_METRICS": self.metrics.address}

@@ -6,11 +6,10 @@ import logging
 import os
 import selectors
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
-from fsworker import outcomes
+from fsworker import bundled, outcomes
 from fsworker.identity import Place, end_tree, find_by_environ
 from fsworker.jobs import ticket as words
 from fsworker.jobs.process import TOKEN
@@ -35,7 +34,7 @@ class RunnerLink:
         self.last: Mapping[str, Any] = {}
         self._selector, self._rest, self._open = selector, b"", True
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fsworker.jobs.runner", name],
+            [*bundled.command("fsworker.jobs.runner"), name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=_environment(),
@@ -145,7 +144,7 @@ def finish(root: str, claim: str) -> subprocess.Popen[bytes]:
     assert token is not None
     job = layout.job_of(token.batch)
     return subprocess.Popen(
-        [sys.executable, "-m", "fsworker.jobs.finish", root, job],
+        [*bundled.command("fsworker.jobs.finish"), root, job],
         stdin=subprocess.DEVNULL,
         env=_environment(),
         cwd="/",

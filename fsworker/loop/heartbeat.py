@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import fsworker
-from fsworker import identity, inventory
+from fsworker import bundled, identity, inventory
 from fsworker.digest import package_digest
 from fsworker.loop.options import Options
 from fsworker.protocol import layout
@@ -63,6 +63,7 @@ class Pulse:
             "versions": {
                 "shardfleet": fsworker.__version__,
                 "python": platform.python_version(),
+                **({"bundle": bundled.facts()["digest"]} if bundled.archive() else {}),
             },
             "package_digest": package_digest(),
         }

@@ -12,12 +12,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fsworker import procfs
+from fsworker import bundled, procfs
 from fsworker.executors import Setting
 from fsworker.procfs import children, kill_group
 from fsworker.slots.zygote import MESSAGE
@@ -66,7 +65,7 @@ class ZygoteLink:
         }
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fsworker.slots.zygote", json.dumps(request)],
+                [*bundled.command("fsworker.slots.zygote"), json.dumps(request)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), memory_fd),
                 env=slot_environment(setting.env),

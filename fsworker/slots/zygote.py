@@ -36,7 +36,7 @@ import sys
 import time
 from typing import Any
 
-from fsworker import functions, procfs
+from fsworker import bundled, functions, procfs
 from fsworker.errors import FleetError
 from fsworker.functions import Function
 from fsworker.protocol.records.slots import MOST_COROUTINES
@@ -177,7 +177,7 @@ class Zygote:
             "allow": self._allow,
             "slot_mem": self._slot_mem,
         }
-        argv = [sys.executable, "-m", "fsworker.slots.main", json.dumps(request)]
+        argv = [*bundled.command("fsworker.slots.main"), json.dumps(request)]
         child = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,

@@ -174,6 +174,7 @@ ALLOWED = {
     "fsworker.protocol.fsops": "the one module that does this on the run root",
     "fsworker.protocol.fsfolders": "its sibling, for folders and large files that others wrote",
     "fsworker.digest": "digests the files of its own package",
+    "ctl.bundle.contents": "lists the packages that are installed here",
     "ctl.removal": "deletes a run that has ended, by descriptors, so that no link is followed",
     "ctl.cleaning": "removes the link that a run root was reached by, which is outside the root",
     "ctl.rundir": "looks whether a folder is empty before it becomes a run root",

@@ -103,7 +103,7 @@ def test_the_host_is_asked_for_exactly_these_terms(tmp_path: Path) -> None:
     made = plan(tmp_path, Wish(hosts="n1", flags={"gpus": "0,1", "slot_mem": 1 << 30}))
     sent = json.loads(json.dumps({**asdict(launching.request_for(made.meta, "n1")), "host": "n1"}))
     asked = LaunchRequest.parse({**sent, "marker": "x", "newer": 1})
-    argv = asked.worker_argv("/usr/bin/python3")
+    argv = asked.worker_argv(["/usr/bin/python3", "-m", "fsworker"])
     assert argv[-4:] == ["--slot-mem", str(1 << 30), "--gpus", "0,1"]
     assert argv[argv.index("--host") + 1] == "n1"
 

@@ -34,13 +34,14 @@ from fsworker.protocol.layout.batches import (
     seq_of,
     stream_of,
 )
+from fsworker.protocol.layout.bundles import BUNDLES, bundle_path, parse_bundle_name
 from fsworker.protocol.layout.hosts import (
-    cancel_path,
     LaunchToken,
+    cancel_path,
     host_file,
     parse_cancel_name,
-    parse_status_name,
     parse_launch_token,
+    parse_status_name,
     status_path,
     stop_covers,
 )
@@ -72,6 +73,7 @@ from fsworker.protocol.layout.names import (
 )
 
 __all__ = [
+    "BUNDLES",
     "CANCEL",
     "CLAIMS",
     "CTL",
@@ -91,12 +93,13 @@ __all__ = [
     "WATCH_LOG",
     "WATCH_PID",
     "WATCH_STOP",
+    "LaunchToken",
     "Outcome",
     "Owner",
-    "LaunchToken",
     "Token",
     "agents",
     "batch_id",
+    "bundle_path",
     "cancel_path",
     "check_stream",
     "claim_path",
@@ -116,15 +119,16 @@ __all__ = [
     "new_incarnation",
     "outbox_dir",
     "outcome",
+    "parse_bundle_name",
     "parse_cancel_name",
     "parse_claim_name",
     "parse_counters_name",
     "parse_inbox_name",
+    "parse_launch_token",
     "parse_outbox_name",
     "parse_owner",
     "parse_status_name",
     "seq_of",
-    "parse_launch_token",
     "status_path",
     "stop_covers",
     "stream_of",

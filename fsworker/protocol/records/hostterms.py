@@ -10,7 +10,8 @@ class HostTerms:
     """What differs on a host; None and empty stand for nothing said.
 
     `setup` are shell lines that run there after those of all hosts, `tmp` is the folder for
-    temporary files, and `ssh` holds options as ssh_config(5) names them.
+    temporary files, and `ssh` holds options as ssh_config(5) names them. `bundle`: whether the host
+    runs from the run's bundle.
     """
 
     python: str | None = None
@@ -18,3 +19,4 @@ class HostTerms:
     env: dict[str, str] = field(default_factory=dict)
     tmp: str | None = None
     ssh: dict[str, str] = field(default_factory=dict)
+    bundle: bool | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,9 +42,9 @@ class LaunchRequest:
             raise UsageError(f"the root must be an absolute path, not {asked.root!r}")
         return asked
 
-    def worker_argv(self, python: str) -> list[str]:
-        """The command line of the worker; `python` where none is asked for."""
-        argv = [self.python or python, "-m", "fsworker", "run", "--root", self.root]
+    def worker_argv(self, command: Sequence[str]) -> list[str]:
+        """The command line of the worker; `command` runs this package there."""
+        argv = [*command, "run", "--root", self.root]
         argv += ["--shard", str(self.shard), "--host", self.host]
         argv += ["--concurrency", str(self.concurrency), "--launch", str(self.launch)]
         argv += ["--job-slots", str(self.job_slots), "--log-level", self.log_level]

@@ -103,6 +103,10 @@ class LaunchMeta(_Record):
     attached: tuple[str, ...] = ()
     pass_env: tuple[str, ...] = ()
     """Names of variables that hosts get from whoever starts them; their values are not recorded."""
+    bundle: str | None = None
+    """The file under the root that hosts without packages run from."""
+    from_bundle: bool = False
+    """Whether hosts run from it whose terms do not say."""
 
 
 @dataclass(frozen=True)

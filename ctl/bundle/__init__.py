@@ -1,0 +1,1 @@
+"""Bundles: the worker and what it needs as one file, for hosts on which nothing is installed."""
