@@ -21,6 +21,7 @@ from fsworker.executors import Setting
 from fsworker.life import hostlock, lifefiles
 from fsworker.loop import admission, surroundings
 from fsworker.loop.cancelling import Cancelling
+from fsworker.loop.capability import of_worker
 from fsworker.loop.crew import Crew
 from fsworker.loop.custody import Custody
 from fsworker.loop.heartbeat import BEAT_EVERY, Pulse
@@ -107,24 +108,21 @@ class Worker:
         room, pause = self._executor.job_room, options.poll_interval
         jobs = JobIntake(self._store, options.shard, manifest.shard_count, room, pause)
         self._intake.saw_jobs = jobs.saw
+        capability = of_worker(self._store, manifest, options.labels, self._pulse.inventory)
+        self._intake.sift, jobs.sift = capability.sift, capability.sift_jobs
+        store, counters = self._store, self._pulse.counters
         self._custody = Custody(
-            self._store,
-            manifest,
-            self._owner,
-            self._executor,
-            self._intake,
-            self._pulse.counters,
-            jobs,
+            store, manifest, self._owner, self._executor, self._intake, counters, jobs
         )
         self._cancelling = Cancelling(self._store, self._executor)
-        self._neighbours = Neighbours(self._store, options.host, self._intake)
+        self._neighbours = Neighbours(self._store, options.host, self._intake, capability)
 
     def _setting(self, manifest: Manifest) -> Setting:
         """What the executor is told. Refused for slots that cannot be as they were asked for."""
         options = self._options
         surroundings.need_files(options.concurrency * options.slots.coroutines)
         found, slot_env = devices.plan(options.slots, options.concurrency, os.environ)
-        self._pulse.inventory.update(devices.inventory(found, slot_env))
+        self._pulse.inventory.update(devices.inventory(found, slot_env) | options.offered())
         return Setting(
             options.concurrency,
             admission.function_names(manifest),

@@ -71,12 +71,14 @@ class Intake:
         self._found: deque[Token] = deque()
         self._listed = 0.0
         self._lost = 0
-        self._claimed = -AWAKE
+        self._claimed: float | None = None
         self.home = Pause(HOME_IDLE)
         self.foreign = Pause(FOREIGN_IDLE)
         self._trouble = False
         self.saw_jobs: Callable[[int, list[Token], float], None] = lambda *_: None
         """Told of the jobs in each listing, which are not for who executes tasks."""
+        self.sift: Callable[[int, list[Token]], list[Token]] = lambda _, tokens: tokens
+        """Leaves of the batches of a listing those that this worker offers what they need."""
 
     @property
     def head(self) -> Token | None:
@@ -95,6 +97,8 @@ class Intake:
 
     def next(self, now: float, *, steal: bool) -> Token | None:
         """The next batch to try, from the listing at hand or a new one if that is due."""
+        if self._claimed is None:  # who has just come looks around as if it had found something
+            self._claimed = now
         if self._found and (self._lost >= LOST_RACES or now - self._listed > MAX_AGE):
             self._found.clear()
         if not self._found and now >= self.home.due:
@@ -140,9 +144,13 @@ class Intake:
         tokens = [t for name in names if (t := layout.parse_inbox_name(shard, name))]
         jobs = [t for t in tokens if t.is_job]
         self.saw_jobs(shard, jobs, now)
+        if jobs:
+            tokens = [t for t in tokens if not t.is_job]
+        if any(t.needs for t in tokens):
+            tokens = self.sift(shard, tokens)
         self._found.extend(
             arrange(
-                (t for t in tokens if not t.is_job) if jobs else tokens,
+                tokens,
                 newest_first=shard not in self._homes,
                 rank=self._rank,
                 sharers=self._sharers if shard == self._home else 1,

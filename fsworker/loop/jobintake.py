@@ -53,6 +53,8 @@ class JobIntake:
         self._home_due = self._foreign_due = 0.0
         self._trouble = False
         self._looks = 0
+        self.sift: Callable[[int, list[Token]], list[Token]] = lambda _, tokens: tokens
+        """Leaves of the jobs of a listing those that this worker offers what they need."""
 
     @property
     def due(self) -> float:
@@ -61,7 +63,10 @@ class JobIntake:
 
     def saw(self, shard: int, tokens: Iterable[Token], now: float) -> None:
         """A listing of a shard was made: these are the jobs in it."""
-        self._found[shard], self._seen[shard] = arrange(tokens), now
+        found = arrange(tokens)
+        if any(t.needs for t in found):
+            found = self.sift(shard, found)
+        self._found[shard], self._seen[shard] = found, now
         if shard == self._home:
             self._home_due = now + self._look_every
 

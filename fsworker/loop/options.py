@@ -29,3 +29,9 @@ class Options:
     """End after the first work that was finished."""
     poll_interval: float = 0.5
     """Seconds between two looks for a job."""
+
+    def offered(self) -> dict[str, int]:
+        """What the heartbeat's inventory says of slots: by it others know what may be sent here."""
+        told = {"slots": self.concurrency, "job_slots": self.job_slots}
+        memory = self.slots.memory
+        return told if memory is None else {**told, "slot_memory": memory}

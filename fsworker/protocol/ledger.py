@@ -1,4 +1,4 @@
-"""How a batch moves: submit, claim, commit, give back, revoke. Nothing else moves a token.
+"""How a batch moves: submit, forward, claim, commit, give back, revoke. Nothing else moves a token.
 
 A batch is a token that lies in exactly one place and is moved only by `rename`. Every verb here is
 a generator: it yields one operation at a time and decides by what came back, so that the very code
@@ -139,6 +139,19 @@ def commit(owner: Owner, token: Token) -> Verb[Move]:
         arrived = yield from _look(done)
         return {Move.GONE: Move.GONE, Move.HELD: Move.DONE}.get(arrived, Move.UNSETTLED)
     return Move.DONE
+
+
+def forward(token: Token, shard: int) -> Verb[bool]:
+    """Move a pending batch to a shard whose worker offers what it needs; whether that was done.
+
+    One rename to a name that nobody had: after an error nothing is concluded, the next listing
+    shows where it is.
+    """
+    try:
+        yield Rename(layout.inbox_path(token), layout.inbox_path(token.forwarded(shard)))
+    except OSError:
+        return False
+    return True
 
 
 def give_back(owner: Owner, token: Token) -> Verb[Move]:

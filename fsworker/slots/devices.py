@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fsworker.errors import Refused
 from fsworker.inventory.grants import MASKS, OVERRIDE, visible
@@ -88,11 +89,12 @@ def _environment(found: Devices, names: Sequence[str]) -> dict[str, str]:
     return dict.fromkeys((*found.variables, OVERRIDE), ",".join(names))
 
 
-def inventory(found: Devices, parts: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    """What a heartbeat says about them; nothing where there are none."""
+def inventory(found: Devices, parts: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """What a heartbeat says about them; nothing where nobody said anything of them."""
     if not found.names:
-        return {}
-    return {"gpus": list(found.names), "slot_gpus": [part[OVERRIDE] for part in parts]}
+        return {"gpu_count": 0} if found.said else {}
+    slots = [part[OVERRIDE] for part in parts]
+    return {"gpu_count": len(found.names), "gpus": list(found.names), "slot_gpus": slots}
 
 
 def start_method(asked: str, found: Devices) -> str:

@@ -29,6 +29,7 @@ VERBS: Verbs = {
         ledger.prepare_result,
         ledger.commit,
         ledger.give_back,
+        ledger.forward,
         stream.look,
         stream.collect,
         stream.forget,

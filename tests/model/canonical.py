@@ -82,7 +82,9 @@ def _client_keeps(news: Unseen, me: Client) -> bool:
 
 
 def _reclaimer_keeps(news: Unseen, me: Reclaimer, more: bool) -> bool:
-    at_work = me.call is not None and me.call.args[0].folder == news.folder
+    # One that forwards looks nowhere.
+    reclaims = me.call is not None and me.call.verb == "reclaim"
+    at_work = reclaims and me.call is not None and me.call.args[0].folder == news.folder
     if not news.name and not news.appeared:
         return at_work  # a folder that is gone is not reclaimed again
     return at_work or more

@@ -25,7 +25,8 @@ def fair_start(programs: Programs, me: Local, disk: Disk, everyone: list[Local])
     if isinstance(me, Reclaimer):
         live = {x.owner for x in everyone if isinstance(x, Worker)}
         starts = [s.local for s in programs.starts(me, disk)]
-        return next((s for s in starts if s.call and s.call.args[0] not in live), None)
+        reclaims = [s for s in starts if s.call and s.call.verb == "reclaim"]
+        return next((s for s in reclaims if s.call and s.call.args[0] not in live), None)
     if isinstance(me, Client):
         committed = any(n.endswith(".done") for n in disk.names(OUTBOX))
         if not committed and all(s in ("sent", "lost") for s in me.submissions):

@@ -19,7 +19,8 @@ from tests.model.calls import Call, Verbatim, Verbs, condensed
 from tests.model.disk import CLIENT, Disk
 
 STREAM = "s"
-SHARD = 0
+SHARD, OTHER_SHARD = 0, 1
+"""All batches are sent to the first; the other is there where they may be forwarded."""
 OUTBOX = layout.outbox_dir(STREAM)
 
 
@@ -56,7 +57,7 @@ class Client(NamedTuple):
 
 
 class Reclaimer(NamedTuple):
-    """A reclaimer remembers nothing."""
+    """A reclaimer, which may also forward what waits, remembers nothing."""
 
     call: Call | None = None
 
@@ -110,11 +111,15 @@ class Programs:
             return self._worker_starts(local, disk)
         if isinstance(local, Client):
             return self._client_starts(local)
-        return [
+        reclaims = [
             Start(Reclaimer(Call("reclaim", (owner, died))), "reclaims")
             for owner in disk.owners()
             for died in self.died
         ]
+        if layout.inbox_dir(OTHER_SHARD) not in disk.folders:
+            return reclaims
+        forwards = (Call("forward", (t, OTHER_SHARD - t.shard)) for t in pending(disk))
+        return [*reclaims, *(Start(Reclaimer(call), "forwards") for call in forwards)]
 
     def _worker_starts(self, me: Worker, disk: Disk) -> list[Start]:
         if not me.enlisted:
@@ -251,9 +256,12 @@ def _keep(me: Client, found: stream.Collected) -> Client:
 
 
 def pending(disk: Disk) -> list[Token]:
-    """The batches that wait in the inbox."""
-    names = disk.names(layout.inbox_dir(SHARD))
-    return [t for t in (layout.parse_inbox_name(SHARD, n) for n in names) if t]
+    """The batches that wait in the inboxes."""
+    found = []
+    for shard in (SHARD, OTHER_SHARD):
+        names = disk.names(layout.inbox_dir(shard))
+        found += [t for t in (layout.parse_inbox_name(shard, n) for n in names) if t]
+    return found
 
 
 def reborn(me: Worker) -> Worker:

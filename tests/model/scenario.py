@@ -8,6 +8,7 @@ from typing import NamedTuple
 from fsworker.protocol import layout
 from tests.model.disk import Disk
 from tests.model.programs import (
+    OTHER_SHARD,
     OUTBOX,
     SHARD,
     Client,
@@ -19,7 +20,7 @@ from tests.model.programs import (
     payload,
 )
 
-KINDS = ("faults", "crashes", "reclaims", "returns")
+KINDS = ("faults", "crashes", "reclaims", "returns", "forwards")
 
 
 class Bounds(NamedTuple):
@@ -29,6 +30,7 @@ class Bounds(NamedTuple):
     crashes: int = 0
     reclaims: int = 0
     returns: int = 0
+    forwards: int = 0
 
 
 NOTHING = Bounds()
@@ -62,6 +64,8 @@ class Scenario:
         """The run root as the processes find it."""
         ready = [first_token(n) for n in range(self.written)]
         folders = {layout.inbox_dir(SHARD)} | ({OUTBOX} if self.stream_folder else set())
+        if self.bounds.forwards:
+            folders.add(layout.inbox_dir(OTHER_SHARD))
         if self.enlisted:
             folders |= {Worker(h, 1).owner.folder for h in self.hosts}
         files = {(layout.inbox_path(t), payload(t.batch)) for t in ready}

@@ -96,5 +96,6 @@ def test_slots_with_devices_are_spawned_unless_somebody_says_otherwise() -> None
 def test_the_heartbeat_says_which_slot_has_what() -> None:
     found, parts = devices.plan(SlotTerms(gpus="3,1"), 2, {})
     said = devices.inventory(found, parts)
-    assert said == {"gpus": ["3", "1"], "slot_gpus": ["3", "1"]}
+    assert said == {"gpu_count": 2, "gpus": ["3", "1"], "slot_gpus": ["3", "1"]}
     assert devices.inventory(*devices.plan(SlotTerms(), 2, {})) == {}
+    assert devices.inventory(*devices.plan(SlotTerms(gpus="0"), 2, {})) == {"gpu_count": 0}

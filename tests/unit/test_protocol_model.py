@@ -38,6 +38,16 @@ SCENARIOS: tuple[tuple[Scenario, int], ...] = (
     ),
     (
         Scenario(
+            "forwarded to another shard and back, with a fault and a crash",
+            Bounds(faults=1, crashes=1, forwards=2),
+            batches=1,
+            written=1,
+            capacity=1,
+        ),
+        12_000,
+    ),
+    (
+        Scenario(
             "faults and crashes, of the client too, from the very start, nothing left out",
             Bounds(faults=1, crashes=1),
             batches=1,
@@ -50,6 +60,16 @@ SCENARIOS: tuple[tuple[Scenario, int], ...] = (
     ),
 )
 WIDER = (
+    (
+        Scenario(
+            "forwarded and back, with one of each",
+            Bounds(faults=1, crashes=1, reclaims=1, forwards=2),
+            batches=1,
+            written=1,
+            capacity=1,
+        ),
+        790_000,
+    ),
     (Scenario("a reclaim in two rounds", Bounds(0, 1, 1), batches=1, written=1, rounds=2), 68_000),
     (Scenario("two faults and two reclaims", Bounds(2, 0, 2, 0), batches=1, written=1), 600_000),
     (Scenario("one of each", Bounds(1, 1, 1, 1), batches=1, written=1, rounds=2), 68_000),

@@ -20,7 +20,9 @@ from fsworker.protocol.layout.names import (
 )
 
 _BATCH = rf"(?P<batch>(?P<stream>{NAME})-{INC}-{NUM})"
-_INBOX_NAME = re.compile(rf"{_BATCH}\.(?P<attempt>{NUM})\.(?P<deaths>{NUM})")
+_INBOX_NAME = re.compile(
+    rf"{_BATCH}\.(?P<attempt>{NUM})\.(?P<deaths>{NUM})(?:\.(?P<needs>[0-9a-f]{{12}}))?"
+)
 _CLAIM_NAME = re.compile(rf"(?P<shard>{NUM})~{_INBOX_NAME.pattern}")
 _OUTBOX_NAME = re.compile(
     rf"{_BATCH}\.(?P<attempt>{NUM})~(?P<inc>{INC})\."
@@ -64,12 +66,17 @@ def parse_owner(name: str) -> Owner | None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Token:
-    """A batch as it lies in an inbox or among an owner's claims."""
+    """A batch as it lies in an inbox or among an owner's claims.
+
+    `needs` is the digest of what its tasks need of a worker, empty for nothing: whoever does not
+    know what it stands for, or does not offer it, must not claim the batch.
+    """
 
     batch: str
     shard: int
     attempt: int = 0
     deaths: int = 0
+    needs: str = ""
 
     @property
     def stream(self) -> str:
@@ -88,6 +95,15 @@ class Token:
     def returned(self, *, died: bool) -> Token:
         """The same batch back in its inbox; `died` when its owner is proven to have died."""
         return replace(self, deaths=self.deaths + int(died))
+
+    def forwarded(self, shard: int) -> Token:
+        """The same batch in another shard's inbox; an attempt more, so that its name is new."""
+        return replace(self, shard=shard, attempt=self.attempt + 1)
+
+    @property
+    def _name(self) -> str:
+        name = f"{self.batch}.{self.attempt}.{self.deaths}"
+        return f"{name}.{self.needs}" if self.needs else name
 
 
 def batch_id(stream: str, incarnation: str, seq: int) -> str:
@@ -135,24 +151,29 @@ def inbox_dir(shard: int) -> str:
 
 def inbox_path(token: Token) -> str:
     """Where a pending batch lies."""
-    return f"{INBOX}/{token.shard}/{token.batch}.{token.attempt}.{token.deaths}"
+    return f"{INBOX}/{token.shard}/{token._name}"
 
 
 def parse_inbox_name(shard: int, name: str) -> Token | None:
     """The pending batch that a file of shard `shard` is."""
     m = _INBOX_NAME.fullmatch(name)
-    return Token(m["batch"], shard, int(m["attempt"]), int(m["deaths"])) if m else None
+    if m is None:
+        return None
+    return Token(m["batch"], shard, int(m["attempt"]), int(m["deaths"]), m["needs"] or "")
 
 
 def claim_path(owner: Owner, token: Token) -> str:
     """Where a batch lies that `owner` holds."""
-    return f"{owner.folder}/{token.shard}~{token.batch}.{token.attempt}.{token.deaths}"
+    return f"{owner.folder}/{token.shard}~{token._name}"
 
 
 def parse_claim_name(name: str) -> Token | None:
     """The batch that a file in an owner's folder is."""
     m = _CLAIM_NAME.fullmatch(name)
-    return Token(m["batch"], int(m["shard"]), int(m["attempt"]), int(m["deaths"])) if m else None
+    if m is None:
+        return None
+    needs = m["needs"] or ""
+    return Token(m["batch"], int(m["shard"]), int(m["attempt"]), int(m["deaths"]), needs)
 
 
 def outbox_dir(stream: str) -> str:
