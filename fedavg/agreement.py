@@ -83,7 +83,13 @@ def _groups(entries: Entries) -> dict[frozenset[str], None]:
 
 
 def base_disagreement(like: Entries, base: Entries, keys: list[str]) -> tuple[str, str] | None:
-    """The same for a base, of which only `keys` are used, and whose floats may be wider."""
+    """The same for a base, of which only `keys` are used, and whose floats may be wider.
+
+    It must have no key that the models lack: then it is not what they started from.
+    """
+    if odd := [key for key in base if key not in like]:
+        more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
+        return odd[0], f"it alone has {', '.join(odd[:_SHOWN])}{more}, compared with the models"
     for key in keys:
         if key not in base:
             return key, f"it lacks {key}"

@@ -16,6 +16,8 @@ from fsworker.protocol.fsops import Store, storage_error
 if TYPE_CHECKING:
     from fedavg.checkpoint import Checkpoint
     from fedavg.merging import Contribution, Merged
+    from fedavg.policy import Policy
+    from fedavg.rule import Kind
 
 
 @click.command()
@@ -87,7 +89,12 @@ def _merge(
         def opened(path: str | None) -> Checkpoint | None:
             return None if path is None else stack.enter_context(_open(path))
 
-        inputs = _contributions(files, [stack.enter_context(_open(f)) for f in files], counts, ages)
+        models = [stack.enter_context(_open(f)) for f in files]
+        _refuse_unused(of.kind, keep, models[0], {
+            "--staleness": staleness, "--base": base, "--state-in": state_in,
+            "--state-out": state_out, "--lora": how["lora"],
+        })  # fmt: skip
+        inputs = _contributions(files, models, counts, ages)
         merged = merging.merge(
             of, inputs, targets[-1].temporary, base=opened(base), state_in=opened(state_in),
             state_out=targets[0].temporary if of.kind.state else None,
@@ -96,6 +103,15 @@ def _merge(
     for target in targets if of.kind.state else targets[-1:]:
         target.publish()
     _tell(out, of.name, [c.name for c in inputs], merged, state_out, as_json)
+
+
+def _refuse_unused(
+    kind: Kind, keep: Policy, model: Checkpoint, given: dict[str, str | None]
+) -> None:
+    from fedavg.unused import unused
+
+    if found := unused(kind, keep, model, [name for name, value in given.items() if value]):
+        raise UsageError(f"{'; '.join(found)}: leave out what is of no use")
 
 
 def _open(path: str) -> Checkpoint:

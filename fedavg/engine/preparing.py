@@ -131,6 +131,8 @@ def _check_bases(rule: Rule, inputs: Inputs, found: Mapping[str, Action]) -> Non
             raise UsageError(f"{kept[0]} is to stay as in the base: give that base")
         return
     moved = rule.kind.needs_base or any(inputs.own_bases)
+    if not moved and not kept:
+        return
     if wrong := base_disagreement(first, inputs.base.entries, kept + (averaged if moved else [])):
         raise Unmergeable(f"the base {inputs.base.path}: {wrong[1]}", key=wrong[0])
     for key in kept:

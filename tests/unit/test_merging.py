@@ -204,6 +204,9 @@ def test_what_does_not_fit_together_is_told(site: Site) -> None:
         site.merge([one, two], "fedadam", base=base, state_out=None)
     with pytest.raises(Unmergeable, match=r"the base .*base.pt: w has the shape 2 and not 3"):
         site.merge([one, two], "fedadam", base=base)
+    more = site.save({"w": torch.zeros(3), "v": torch.zeros(1)}, "more")
+    with pytest.raises(Unmergeable, match=r"the base .*more.pt: it alone has v, compared with"):
+        site.merge([one, two], "fedadam", base=more)
     with pytest.raises(UsageError, match="a has a base of its own"):
         site.merge([Contribution("a", one.checkpoint, base=base), two])
     with pytest.raises(UsageError, match="a staleness of -1 rounds"):

@@ -164,6 +164,11 @@ def test_merge_keeps_an_optimiser_state(three: list[str], tmp_path: Path) -> Non
         (["--set", "lr"], 2, "give it as NAME=NUMBER"),
         (["--key", "w"], 2, "give it as PATTERN=ACTION"),
         (["--key", "w=double"], 2, "there is no action 'double'"),
+        (["--state-out", "s"], 2, "--state-out: fedavg keeps no optimiser state: leave out"),
+        (["--staleness", "0,1,2"], 2, "--staleness: fedavg does not weigh by age"),
+        (["--base", "a.pt"], 2, "--base: fedavg does not look at the model before"),
+        (["--lora", "factors"], 2, "--lora: there are no factors of low-rank adapters"),
+        (["--key", "v=max", "--key", "step=max"], 2, "--key v=max: no key is like that: leave"),
         (["nowhere.pt"], 2, "nowhere.pt: there is no such file or folder"),
     ],
 )

@@ -1,0 +1,41 @@
+"""What was given to a merge and changes nothing of it. Pure.
+
+An option that is silently passed over is a mistake that shows a round later: a staleness that no
+rule weighs, a pattern with a typing error, a state that nobody wrote.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+
+from fedavg.formats.base import Checkpoint, Entry
+from fedavg.formats.keys import LORA
+from fedavg.policy import Policy, actions
+from fedavg.rule import Kind
+
+
+def unused(kind: Kind, policy: Policy, model: Checkpoint, given: Iterable[str]) -> list[str]:
+    """Why each of the options that were given (`--base`, …) is of no use; [] when all are of use.
+
+    `model` is one of those that are merged, which have the same keys.
+    """
+    entries = model.entries
+    found = []
+    for option in given:
+        if option in ("--state-in", "--state-out") and not kind.state:
+            found.append(f"{option}: {kind.name} keeps no optimiser state")
+        elif option == "--staleness" and kind.name != "fedbuff":
+            found.append(f"{option}: {kind.name} does not weigh by age, fedbuff alone does")
+        elif option == "--base" and not _wants_base(kind, policy, entries):
+            found.append(f"{option}: {kind.name} does not look at the model before")
+        elif option == "--lora" and not any(m in f".{k}." for k in entries for m in LORA):
+            found.append(f"{option}: there are no factors of low-rank adapters")
+    for pattern, action in policy.patterns:
+        if not any(fnmatch.fnmatchcase(key, pattern) for key in (*entries, *model.rest)):
+            found.append(f"--key {pattern}={action}: no key is like that")
+    return found
+
+
+def _wants_base(kind: Kind, policy: Policy, entries: Mapping[str, Entry]) -> bool:
+    return kind.needs_base or "base" in actions(policy, entries).values()
