@@ -172,15 +172,17 @@ def attach(**asked: Any) -> None:
 
     Joins under a name that the run was started with (ctl start --attach), or by a token. What is
     not there yet is waited for; a refusal is final. TERM ends it as gently as any worker. Exit
-    code: 0 it was stopped or had no more to do, 5 refused, 10 the name is taken on this machine.
+    code: 0 it was stopped or had no more to do, 2, 5 and 8 refused, 10 the name is in use.
     """
     from fsworker.attach import process
     from fsworker.attach.entry import Wish
 
+    if not asked["root"]:
+        raise UsageError("--root is empty: name the run root")
     if not asked["parallel"] and not asked["job_slots"]:
         raise UsageError("--parallel 0 and --job-slots 0 leave the worker nothing to do")
     labels = tuple(filter(None, (word.strip() for word in asked["labels"].split(","))))
-    name = asked["name"] or os.uname().nodename
+    name = os.uname().nodename if asked["name"] is None else asked["name"]
     wish = Wish(name, asked["parallel"], labels, asked["token"], asked["shard"])
     options = process.Options(
         root=os.path.abspath(asked["root"]),

@@ -6,6 +6,7 @@ is not mounted yet, the server is away) is tried again.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from fsworker.errors import Refused, UsageError
 from fsworker.protocol.records.member import JoinToken, Member
 from fsworker.protocol.records.run import LaunchMeta, Manifest
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
+"""As hosts are called, so that every command can name a member."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,12 @@ def check_token(wish: Wish, record: JoinToken | None, now: float) -> JoinToken:
 
 
 def check_name(wish: Wish, meta: LaunchMeta) -> None:
-    """Refused unless `wish` may join without a token."""
+    """UsageError for what is no name; Refused unless `wish` may join without a token."""
+    if not _NAME.fullmatch(wish.name):
+        raise UsageError(
+            f"--name {wish.name!r:.120} is no host name: use letters, digits, '.', '-' and '_', "
+            "100 at most"
+        )
     launched = {w.host.lower() for w in meta.workers}
     if wish.name.lower() in launched:
         raise Refused(
@@ -59,6 +68,17 @@ def check_name(wish: Wish, meta: LaunchMeta) -> None:
             f"{wish.name!r} may not attach to this run: give --token (ctl token create), or start "
             f"the run with --attach {wish.name}"
         )
+
+
+def spelled(
+    wish: Wish, meta: LaunchMeta, members: Iterable[Member], token: JoinToken | None
+) -> str:
+    """The name that `wish` is granted: spelled as it was admitted, or as it attached before.
+
+    Names that differ only in case are one host to everybody.
+    """
+    admitted = (*(token.names if token else meta.may_attach), *(m.host for m in members))
+    return next((n for n in admitted if n.lower() == wish.name.lower()), wish.name)
 
 
 def join(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
+import socket
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fsworker import bundled
 from fsworker.attach import entry, rootside
@@ -37,6 +39,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 TOKEN_VARIABLE = "FLEET_WORKER_TOKEN"  # noqa: S105  # the name of a variable
 FINAL = (Refused, UsageError, FormatError, Busy)
 """Errors that no waiting will mend."""
+_FINAL_CODES = frozenset(error.exit_code for error in FINAL)
 
 
 @dataclass(frozen=True)
@@ -60,26 +63,36 @@ def attach(options: Options) -> int:
     """Join, serve, leave; the exit code. FleetError for a refusal."""
     os.environ.pop(TOKEN_VARIABLE, None)  # user code must not see it
     store = Store(options.root)
-    member, manifest = _knock(store, options)
+    member, manifest, lock = _knock(store, options)
     where = f"shard {member.shard}, launch {member.launch}"
     say(f"attached to {manifest.run_id} as {member.host}: {where}")
     signal.pthread_sigmask(signal.SIG_BLOCK, wrapper.SIGNALS)
     reports: list[dict[str, object]] = []
+    wanted = _wrapper_options(options, member)
+    refused = None
     try:
-        code = wrapper.live(_wrapper_options(options, member), reports.append, detached=False)
+        code = wrapper.live(wanted, reports.append, detached=False, lock=lock)
+        if code in _FINAL_CODES:
+            refused = rootside.refusal(store, member.host)
     finally:
-        try:
-            rootside.vanish(store, member)
-        except OSError as error:
-            log.warning("the record of %s stays: %s", member.host, error)
-    if not reports or not reports[0].get("ok"):
-        failure = FleetError(str(reports[0].get("message")) if reports else "it did not start")
+        _vanish(store, member)
+    if refused is None and not (reports and reports[0].get("ok")):
+        refused = str(reports[0].get("message")) if reports else "it did not start"
+    if refused is not None:
+        failure = FleetError(refused)
         failure.exit_code = code or 1
         raise failure
     return 0 if code == FINISHED else code
 
 
-def _knock(store: Store, options: Options) -> tuple[Member, Manifest]:
+def _vanish(store: Store, member: Member) -> None:
+    try:
+        rootside.vanish(store, member)
+    except OSError as error:
+        log.warning("the record of %s stays: %s", member.host, error)
+
+
+def _knock(store: Store, options: Options) -> tuple[Member, Manifest, socket.socket]:
     """Join the run, however long that takes. Refused and its like are final."""
     pause, said = FIRST_PAUSE, ""
     while True:
@@ -98,9 +111,9 @@ def _knock(store: Store, options: Options) -> tuple[Member, Manifest]:
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _join(store: Store, options: Options) -> tuple[Member, Manifest]:
+def _join(store: Store, options: Options) -> tuple[Member, Manifest, socket.socket]:
     wish = options.wish
-    seen = rootside.look(store, wish.name)
+    seen = rootside.look(store)
     entry.check_name(wish, seen.meta)
     token = None
     if wish.token is not None:
@@ -108,14 +121,23 @@ def _join(store: Store, options: Options) -> tuple[Member, Manifest]:
         token = entry.check_token(
             wish, membership.read_token(store, entry.split(wish.token)[0]), now
         )
+    wish = replace(wish, name=entry.spelled(wish, seen.meta, seen.members, token))
+    last = rootside.last_launch(store, wish.name)
+    member = entry.join(wish, seen.manifest, seen.meta, seen.members, token, last)
     _check_functions(seen.manifest, options)
     rootside.check_silent(store, wish.name)
-    member = entry.join(wish, seen.manifest, seen.meta, seen.members, token, seen.last_launch)
-    rootside.appear(store, member)
-    return member, seen.manifest
+    lock = rootside.lock(store, seen.manifest.run_id, wish.name)
+    try:
+        rootside.appear(store, member)
+    except BaseException:
+        lock.close()
+        raise
+    return member, seen.manifest, lock
 
 
 def _check_functions(manifest: Manifest, options: Options) -> None:
+    if options.python and shutil.which(options.python) is None:
+        raise UsageError(f"--python {options.python} is no program that can be run here")
     names = dict.fromkeys((manifest.reward_fn, *manifest.functions))
     if not options.wish.parallel:
         return  # it serves jobs alone
@@ -147,7 +169,7 @@ def _wrapper_options(options: Options, member: Member) -> wrapper.Options:
         member.host,
         member.launch,
         tuple(argv),
-        final=frozenset({FINISHED, *(error.exit_code for error in FINAL)}),
+        final=_FINAL_CODES | {FINISHED},
     )
 
 

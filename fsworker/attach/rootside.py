@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from dataclasses import dataclass
 
-from fsworker.errors import FormatError, NotRunning, Refused
-from fsworker.life import lifefiles
-from fsworker.protocol import layout
+from fsworker.errors import Busy, FormatError, NotRunning, Refused, UsageError
+from fsworker.life import hostlock, lifefiles
+from fsworker.loop.admission import admit
+from fsworker.protocol import launches, layout
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import members as names
 from fsworker.protocol.membership import read_members
@@ -16,6 +19,8 @@ from fsworker.protocol.records.run import Heartbeat, LaunchMeta, Manifest
 
 WATCH_FOR = 6.0
 """Seconds in which a living worker beats: three times its interval."""
+LOCK_PATIENCE = 5.0
+"""Seconds in which the worker of a wrapper that was killed has ended."""
 
 
 @dataclass(frozen=True)
@@ -25,23 +30,30 @@ class Seen:
     manifest: Manifest
     meta: LaunchMeta
     members: tuple[Member, ...]
-    last_launch: int
 
 
-def look(store: Store, host: str) -> Seen:
-    """The run as it is now. NotRunning, OSError and FormatError as they come."""
-    manifest = lifefiles.read_manifest(store)
+def look(store: Store) -> Seen:
+    """The run as it is now. Refused, NotRunning, OSError and FormatError as they come."""
+    if os.path.isfile(store.root):
+        raise UsageError(f"--root {store.root} is a file: name the folder of a run")
+    manifest = admit(store, 0)
     path = store.path(layout.LAUNCH_META)
     try:
         meta: LaunchMeta = LaunchMeta.from_json(store.read(layout.LAUNCH_META), path)
     except FileNotFoundError:
         raise NotRunning(f"{path} is missing: the run is not started yet", path=path) from None
+    return Seen(manifest, meta, read_members(store))
+
+
+def last_launch(store: Store, host: str) -> int:
+    """The highest launch of a host that anything tells of; 0 for none."""
     who = lifefiles.read_identity(store, host)
-    return Seen(manifest, meta, read_members(store), who.launch if who else 0)
+    given = launches.numbers(store.scan(layout.CTL)).get(host, 0)
+    return max(given, who.launch if who else 0)
 
 
 def check_silent(store: Store, host: str, watch_for: float = WATCH_FOR) -> None:
-    """Refused when somebody else beats under this name; silence is its last holder's end."""
+    """Busy when somebody else beats under this name; silence is its last holder's end."""
     try:
         first = _beat(store, host)
     except FormatError:
@@ -58,14 +70,33 @@ def check_silent(store: Store, host: str, watch_for: float = WATCH_FOR) -> None:
         if now is None or now.stopped:
             return
         if (now.incarnation, now.seq) != (first.incarnation, first.seq):
-            raise Refused(
+            raise Busy(
                 f"{host!r} is in use: pid {now.pid} on {now.hostname or 'another machine'} beats "
                 "under that name: attach under another (--name)"
             )
 
 
+def lock(store: Store, run_id: str, host: str, patience: float = LOCK_PATIENCE) -> socket.socket:
+    """The lock of this machine for a name. Busy when a worker that does not beat has it."""
+    try:
+        return hostlock.acquire(store.root, run_id, host, patience)
+    except Busy:
+        pid = layout.host_file(host, lifefiles.WRAP_PID)
+        raise Busy(
+            f"{host!r} is in use: its worker on this machine lives, though it does not beat "
+            f"({store.path(pid)}): end it, or attach under another name (--name)",
+            host=host,
+        ) from None
+
+
 def appear(store: Store, member: Member) -> None:
-    """Become a member: an older stop intent must not end us, and then everybody may see us."""
+    """Become a member. Busy when somebody on another machine becomes the same at this moment."""
+    host = member.host
+    if lifefiles.stop_wanted(store, host, member.launch):
+        path = store.path(layout.host_file(host, lifefiles.STOP))
+        raise Refused(f"{path} tells every worker called {host!r} to stop: remove it first")
+    if host in store.run(launches.take({host: member.launch}, os.urandom(4).hex())):
+        raise Busy(f"{host!r} is in use: another machine attaches under that name (--name)")
     store.publish(names.member_path(member.host), member.to_json())
 
 
@@ -79,6 +110,18 @@ def vanish(store: Store, member: Member) -> None:
     if there.launch == member.launch:
         store.remove(path)
         store.remove(layout.status_path(member.host))
+        for token in filter(None, map(layout.parse_launch_token, store.scan(layout.CTL))):
+            if token.host == member.host and token.number <= member.launch:
+                store.remove(token.path)
+
+
+def refusal(store: Store, host: str) -> str | None:
+    """Why the worker of a name refused to serve, in its last beat; None where it did not."""
+    try:
+        beat = _beat(store, host)
+    except (OSError, FormatError):
+        return None
+    return beat.refused if beat else None
 
 
 def _beat(store: Store, host: str) -> Heartbeat | None:

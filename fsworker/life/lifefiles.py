@@ -28,7 +28,8 @@ _SMALL = 1 << 20
 def read_manifest(store: Store) -> Manifest:
     """What this run is; NotRunning, StorageError or FormatError say why it cannot be told."""
     try:
-        manifest: Manifest = Manifest.from_json(store.read(layout.MANIFEST), layout.MANIFEST)
+        data = store.read(layout.MANIFEST)
+        manifest: Manifest = Manifest.from_json(data, store.path(layout.MANIFEST))
     except FileNotFoundError:
         raise NotRunning(
             f"no run at {store.root}: it has no {layout.MANIFEST}", path=store.root
@@ -71,7 +72,7 @@ def read_identity(store: Store, host: str) -> HostIdentity | None:
     path = layout.host_file(host, IDENTITY)
     if os.path.basename(path) not in store.scan(layout.CTL):
         return None
-    who: HostIdentity = HostIdentity.from_json(store.read(path, _SMALL), path)
+    who: HostIdentity = HostIdentity.from_json(store.read(path, _SMALL), store.path(path))
     if who.host != host:
         raise FormatError(f"{path} speaks of host {who.host!r}, not of {host!r}", path=path)
     return who

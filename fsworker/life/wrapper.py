@@ -226,11 +226,17 @@ class Wrapper:
         self._troubles[what] = sentence
 
 
-def live(options: Options, report: Report, *, detached: bool) -> int:
-    """Take the lock and be the wrapper; what prevents it is reported, and is the exit code."""
+def live(
+    options: Options, report: Report, *, detached: bool, lock: socket.socket | None = None
+) -> int:
+    """Take the lock, unless it is given, and be the wrapper.
+
+    What prevents it is reported, and is the exit code.
+    """
     try:
         run_id = lifefiles.read_manifest(Store(options.root)).run_id
-        lock = hostlock.acquire(options.root, run_id, options.host, hostlock.PATIENCE)
+        if lock is None:
+            lock = hostlock.acquire(options.root, run_id, options.host, hostlock.PATIENCE)
         wrapper = Wrapper(options, run_id, lock)
     except (OSError, FleetError) as error:
         code = "already_running" if isinstance(error, Busy) else "failed"

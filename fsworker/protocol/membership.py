@@ -37,7 +37,7 @@ def read_token(store: Store, public: str) -> JoinToken | None:
     if names.parse_token_name(path.rpartition("/")[2]) is None:
         return None
     try:
-        record: JoinToken = JoinToken.from_json(store.read(path, _SMALL), path)
+        record: JoinToken = JoinToken.from_json(store.read(path, _SMALL), store.path(path))
     except FileNotFoundError:
         return None
     return record if record.id == public else None

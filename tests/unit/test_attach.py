@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from ctl import roots
 from ctl.cli import main
 from fsworker.attach import entry, rootside
 from fsworker.attach.entry import Wish
-from fsworker.errors import Refused, UsageError
+from fsworker.cli import cli
+from fsworker.errors import Busy, FleetError, Refused, UsageError
+from fsworker.life import hostlock
 from fsworker.loop.leaving import FINISHED, Leaving
 from fsworker.loop.options import Options
 from fsworker.protocol import layout, membership
@@ -67,6 +71,99 @@ def test_who_may_join(wish: Wish, record: JoinToken | None) -> None:
     entry.check_name(wish, META)
     if wish.token:
         assert record and entry.check_token(wish, record, 99.0) is record
+
+
+def damage(*files: str) -> Callable[[Path], object]:
+    return lambda root: [(root / name).write_text("{") for name in files]
+
+
+def newer(root: Path) -> None:
+    text = (root / "manifest.json").read_text()
+    (root / "manifest.json").write_text(text.replace('"1.0"', '"9.0"'))
+
+
+JOBS_ALONE = ("--parallel", "0")
+"""No function has to be imported for these."""
+REFUSALS: list[tuple[int, str, tuple[str, ...], Callable[[Path], object] | None]] = [
+    (2, "--root is empty", ("--root", ""), None),
+    (2, "manifest.json is a file: name the folder", ("--root", "{root}/manifest.json"), None),
+    (2, "nothing to do", ("--parallel", "0", "--job-slots", "0"), None),
+    (2, "--name '' is no host name", ("--name", ""), None),
+    (2, "--name 'a/b' is no host name", ("--name", "a/b", "--token", TOKEN), None),
+    (2, "no host name", ("--name", "a\nb"), None),
+    (2, "no host name", ("--name", "(ctl)"), None),
+    (2, "100 at most", ("--name", "x" * 300), None),
+    (2, "--shard 7 does not exist: run r1 has shards 0 to 0", ("--shard", "7"), None),
+    (2, "--python /no/such is no program", ("--python", "/no/such"), None),
+    (5, "'x' may not attach to this run", ("--name", "x"), None),
+    (5, "'N1' is a host that the controller", ("--name", "N1"), None),
+    (5, f"token {PUBLIC} is not known here", ("--token", TOKEN), None),
+    (5, "this machine cannot serve a.b: ", (), None),
+    (5, "everybody can write to its folder", (), lambda root: root.chmod(0o707)),
+    (5, "guest.stop tells every worker called 'guest' to stop: remove it", JOBS_ALONE,
+     lambda root: (root / "ctl/guest.stop").touch()),
+    (8, "{root}/manifest.json has format version 9.0", (), newer),
+    (8, "{root}/manifest.json is not valid JSON", (), damage("manifest.json")),
+    (8, "{root}/ctl/launch_meta.json is not valid JSON", (), damage("ctl/launch_meta.json")),
+    (8, "{root}/ctl/guest.identity.json is not valid", (), damage("ctl/guest.identity.json")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "words", "args", "prepare"), REFUSALS)
+def test_each_refusal_has_its_exit_code_and_its_sentence(
+    tmp_path: Path,
+    code: int,
+    words: str,
+    args: tuple[str, ...],
+    prepare: Callable[[Path], object] | None,
+) -> None:
+    make_run(tmp_path, may_attach=("guest",))
+    if prepare:
+        prepare(tmp_path)
+    argv = [word.replace("{root}", str(tmp_path)) for word in args]
+    with pytest.raises(FleetError) as caught:
+        cli.main(["attach", "--root", str(tmp_path), "--name", "guest", *argv],
+                 standalone_mode=False)  # fmt: skip
+    assert caught.value.exit_code == code
+    assert words.replace("{root}", str(tmp_path)) in str(caught.value)
+    assert "\n" not in str(caught.value) and SECRET not in str(caught.value)
+    assert not [n for n in os.listdir(tmp_path / "ctl") if "member" in n or "launch-" in n]
+
+
+def test_a_worker_that_lives_and_is_silent_keeps_its_name_and_its_record(tmp_path: Path) -> None:
+    run = make_run(tmp_path, may_attach=("guest",))
+    rootside.appear(run.store, Member("guest", 1, 0))
+    lives = pytest.raises(Busy, match="'guest' is in use: its worker on this machine lives")
+    with hostlock.acquire(run.root, "r1", "guest"), lives:
+        rootside.lock(run.store, "r1", "guest", 0.05)
+    rootside.lock(run.store, "r1", "guest", 0.05).close()
+    assert membership.read_members(run.store) == (Member("guest", 1, 0),)
+
+
+def test_of_two_machines_that_attach_under_one_name_at_once_one_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    rootside.appear(run.store, Member("x", 1, 0))
+    with pytest.raises(Busy, match="another machine attaches"):
+        rootside.appear(run.store, Member("x", 1, 0))
+    rootside.vanish(run.store, Member("x", 1, 0))
+    assert not [n for n in os.listdir(tmp_path / "ctl") if n.startswith("x.")]
+    rootside.appear(run.store, Member("x", 1, 0))
+    assert rootside.last_launch(run.store, "x") == 1
+
+
+def test_a_name_is_granted_as_it_was_admitted() -> None:
+    assert entry.spelled(Wish("GUEST"), META, (), None) == "guest"
+    assert entry.spelled(Wish("x"), META, (Member("X", 1, 0),), RECORD) == "X"
+    named = JoinToken(PUBLIC, digest(SECRET), ("Y",))
+    assert entry.spelled(Wish("y"), META, (), named) == "Y"
+    assert entry.spelled(Wish("y"), META, (), RECORD) == "y"
+
+
+def test_what_a_worker_refused_for_is_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    assert rootside.refusal(run.store, "x") is None
+    beat(tmp_path, name="x", refused="no such thing")
+    assert rootside.refusal(run.store, "x") == "no such thing"
 
 
 def test_a_member_gets_the_emptiest_shard_a_new_launch_and_granted_labels() -> None:
@@ -148,7 +245,7 @@ def test_a_name_under_which_somebody_beats_is_taken(tmp_path: Path) -> None:
     thread = threading.Thread(target=live)
     thread.start()
     try:
-        with pytest.raises(Refused, match="'x' is in use: pid 4711"):
+        with pytest.raises(Busy, match="'x' is in use: pid 4711"):
             rootside.check_silent(run.store, "x", watch_for=30.0)
     finally:
         over.set()
