@@ -50,6 +50,13 @@ class Aggregator:
         at_work = any(report.state in AT_WORK for report in self.beat.groups.values())
         return self.age <= (SILENT_AT_WORK if at_work else SILENT)
 
+    @property
+    def waits_for(self) -> list[str]:
+        """Groups that it was told to look after and that it did not find."""
+        if self.beat is None or self.beat.stopped:
+            return []
+        return sorted(g for g, report in self.beat.groups.items() if report.state == "absent")
+
     def fields(self) -> dict[str, Any] | None:
         """Its JSON object."""
         if self.beat is None:
@@ -57,7 +64,7 @@ class Aggregator:
         beat = self.beat
         return {
             "host": beat.host, "pid": beat.pid, "age_s": self.age, "stopped": beat.stopped,
-            "alive": self.alive,
+            "alive": self.alive, "waits_for": self.waits_for,
         }  # fmt: skip
 
 
@@ -106,11 +113,29 @@ class GroupStatus:
     def told(self) -> str:
         """What the aggregator said last about the open round."""
         report = self.report
-        return report.why if report is not None and report.round == self.view.round else ""
+        return report.why if report is not None and report.round in self._rounds else ""
+
+    @property
+    def _rounds(self) -> tuple[int, ...]:
+        """The open round; and 0, which a report has that failed before it knew which is open."""
+        return (self.view.round, 0)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last thing that an aggregator met in the open round was an error."""
+        report = self.report
+        return report is not None and report.state == "failed" and report.round in self._rounds
+
+    @property
+    def why(self) -> str:
+        """Why it is in its state, as a sentence's part."""
+        return self.told if self.failed else self.decision.why
 
     @property
     def state(self) -> str:
-        """In one word: that of the decision, or merging, or finished."""
+        """In one word: that of the decision, or failed, merging, or finished."""
+        if self.failed:
+            return "failed"
         if self.view.finished:
             return "finished"
         return "merging" if self.view.plan is not None else self.decision.state
@@ -139,7 +164,7 @@ class GroupStatus:
             "group": group.group, "rule": group.rule, "options": group.options,
             "size": group.size, "quorum": group.needed, "deadline_s": group.deadline,
             "late": group.late, "keep_rounds": group.keep_rounds, "episodes": group.episodes,
-            "round": self.view.round, "state": self.state, "why": self.decision.why,
+            "round": self.view.round, "state": self.state, "why": self.why,
             "due": render.iso(self.decision.due), "aggregator_says": self.told,
             "participants": [vars(p) for p in people],
             "rounds": [c.fields() for c in self.closed],

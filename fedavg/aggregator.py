@@ -30,9 +30,11 @@ POLL = 1.0
 LONGEST_PAUSE = 60.0
 """Seconds after which a group that failed is tried again, at the latest."""
 BEAT = 2.0
-QUIET, QUIET_AFTER, RARELY = ("idle", "finished"), 60.0, 2.0
+QUIET, QUIET_AFTER, RARELY = ("idle", "finished", "absent"), 60.0, 2.0
 """States of groups in which a look costs nearly nothing, the seconds after which it is taken more
 rarely, and by what factor."""
+REMIND = 60.0
+"""Seconds after which it is said again that there is no such group."""
 
 
 @dataclass
@@ -61,6 +63,7 @@ class Aggregator:
         self._keepers: dict[str, GroupKeeper] = {}
         self._trouble: dict[str, _Trouble] = {}
         self._told: dict[str, str] = {}
+        self._missed: dict[str, float] = {}
         self._incarnation = layout.new_incarnation()
         self._seq = 0
         self._beaten = -BEAT
@@ -68,16 +71,23 @@ class Aggregator:
         self._beats = False
 
     def groups(self) -> list[str]:
-        """The groups that are looked after, by name."""
+        """The groups that are looked after, by name; also those that are not there yet."""
         return sorted(self.only) if self.only else federation.all_groups(self.store)
+
+    def absent(self) -> list[str]:
+        """Those that were named and are not there (yet)."""
+        return absent(self.store, self.only)
 
     def sweep(self, *, retry: bool = True) -> bool:
         """Give every group one step; whether any of them merged, so that there may be more to do.
 
         A group that fails stops no other. `retry`: also those whose pause is not over.
         """
-        merged = False
+        merged, missing = False, self.absent()
         for group in self.groups():
+            if group in missing:
+                self._miss(group)
+                continue
             trouble = self._trouble.get(group)
             if trouble and not retry and time.monotonic() < trouble.until:
                 continue
@@ -182,11 +192,37 @@ class Aggregator:
         self.reports[group] = GroupReport(known.round if known else 0, "failed", str(error))
         self._tell(group, f"failed: {error}")
 
+    def _miss(self, group: str) -> None:
+        """Say at once and now and then that there is nothing to look after, and wait for it."""
+        words = f"there is no group {group!r} in {self.store.root} yet: waiting for it to be made"
+        self.reports[group] = GroupReport(0, "absent", words)
+        if time.monotonic() - self._missed.get(group, -REMIND) >= REMIND:
+            self._missed[group] = time.monotonic()
+            log.warning("%s", words)
+
     def _tell(self, group: str, words: str) -> None:
         """Log what changed, once."""
         if self._told.get(group) != words:
             self._told[group] = words
             log.info("%s%s", f"{group}: " if group else "", words)
+
+
+def absent(store: Store, named: Sequence[str]) -> list[str]:
+    """Of the groups that a command names those that a run does not have."""
+    return sorted(set(named) - set(federation.all_groups(store))) if named else []
+
+
+def refuse_absent(store: Store, named: Sequence[str], hint: str) -> None:
+    """NotRunning for a command that cannot wait for a group that is not there; `hint` what to do.
+
+    A job makes its group when it is submitted, so nothing that was submitted names it either.
+    """
+    if missing := absent(store, named):
+        there = ", ".join(federation.all_groups(store)) or "none"
+        raise NotRunning(
+            f"there is no group {missing[0]!r:.80} in {store.root} (there are: {there}): {hint}",
+            path=store.path(groups.FEDERATION),
+        )
 
 
 @contextmanager

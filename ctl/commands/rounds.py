@@ -57,7 +57,8 @@ def command(session: Session, /, **given: Any) -> int:
 
     --rule, --option, --quorum, --deadline, --episodes, --key, --lora, --keep-rounds and --late
     change a group while it runs; the open round closes by the new terms. With --size the group is
-    made first, so that its jobs find these terms. Exit code 1: a group is stuck, or cannot be read.
+    made first, so that its jobs find these terms. Exit code 1: a group is stuck, has failed, or
+    cannot be read.
     """
     return _rounds(session, **given)
 
@@ -90,7 +91,7 @@ def _rounds(
             if names:
                 raise
             broken[name] = str(error)
-    code = int(bool(broken) or any(g.state == "stuck" for g in found))
+    code = int(bool(broken) or any(g.state in ("stuck", "failed") for g in found))
     if as_json:
         rows = [group.fields() for group in found]
         fields = {"root": run.root, "aggregator": who.fields(), "groups": rows, "broken": broken}
@@ -147,11 +148,13 @@ def _show(
     session: Session, who: Aggregator, found: list[GroupStatus], broken: dict[str, str]
 ) -> None:
     session.say(who.words)
+    for name in who.waits_for:
+        session.say(f"it waits for a group {name!r}, which is not there")
     for status in found:
         group = status.view.group
         session.say(f"\n{group.group}: rule {group.rule}, {_terms(group)}")
         of = f" of {group.episodes}" if group.episodes else ""
-        why = status.decision.why if status.state not in ("finished", "merging") else ""
+        why = status.why if status.state not in ("finished", "merging") else ""
         session.say(f"round {status.view.round}{of}: {status.state}{': ' if why else ''}{why}")
         if status.told and status.told != why:
             session.say(f"the aggregator says: {status.told}")

@@ -19,12 +19,14 @@ PASSES = 1000
 def command(groups: tuple[str, ...], root: str | None, threads: int, as_json: bool) -> int:
     """Close and merge the rounds that are ready, and end.
 
-    Exit code 1: a group failed or is stuck; 10: another aggregator is at work.
+    Exit code 1: a group failed or is stuck; 3: a GROUP is not there; 10: another aggregator is at
+    work.
     """
-    from fedavg.aggregator import Aggregator, leadership  # lazily: this imports torch
+    from fedavg.aggregator import Aggregator, leadership, refuse_absent  # lazily: imports torch
     from fedavg.roots import open_root
 
     store = open_root(root)
+    refuse_absent(store, groups, "nothing was merged")
     with leadership(store) as alone:
         aggregator = Aggregator(store, groups, alone=alone, threads=threads)
         merged = 0

@@ -27,15 +27,18 @@ def command(
 ) -> int:
     """Merge the rounds of a run's groups as uploads come in, until TERM or Ctrl-C.
 
-    All groups of the run, also those that are made later, or the GROUPs that are named. A second
+    All groups of the run, also those that are made later, or the GROUPs that are named, which are
+    waited for; with --until-finished they must be there (exit code 3). A second
     one stands by and takes over when the first one ends. It may be killed at any moment: the next
     one goes on, and publishes the same bytes.
     """
-    from fedavg.aggregator import Aggregator, leadership  # lazily: this imports torch
+    from fedavg.aggregator import Aggregator, leadership, refuse_absent  # lazily: imports torch
     from fedavg.roots import open_root
 
     logging.getLogger("fedavg").setLevel(min(logging.INFO, logging.getLogger().level))
     store, stop = open_root(root), threading.Event()
+    if until_finished:
+        refuse_absent(store, groups, "submit its jobs first, or leave out --until-finished")
     aggregator = None
     try:
         with leadership(store, stop, poll) as alone:

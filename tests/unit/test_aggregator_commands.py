@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 import ctl.cli
 import fedavg.cli
 from fedavg import publishing
+from fedavg.aggregator import Aggregator
 from fedavg.keeper import GroupKeeper
 from fsworker.protocol import federation
 from fsworker.protocol.artifacts import Damaged
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import groups
+from fsworker.protocol.records.round import Group
 from tests.support.roots import make_root
 from tests.support.rounds import make_group, upload
 
@@ -76,6 +79,48 @@ def test_once_says_by_its_exit_code_that_a_group_is_stuck(
     upload(store, "g", "b", 1, 1.0)
     assert fedavg.cli.main(["once"]) == 1
     assert "g: round 1: stuck: 1 of the 2 that are needed count" in capsys.readouterr().out
+
+
+def test_a_group_that_is_not_there_is_refused_or_waited_for_aloud(
+    store: Store, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    make_group(store, "ab", episodes=1)
+    for argv in (["once", "gg"], ["run", "--until-finished", "gg", "g"]):
+        assert fedavg.cli.main(argv) == 3
+        assert "there is no group 'gg' in" in capsys.readouterr().err
+    stop = threading.Event()
+    aggregator = Aggregator(store, ["g", "gg"])
+    aggregator.sweep()
+    aggregator.sweep()
+    said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(said) == 1 and said[0].startswith("there is no group 'gg' in ")
+    assert not aggregator.finished
+    aggregator.beat()
+    assert ctl.cli.main(["rounds"]) == 0
+    assert "waits for a group 'gg', which is not there" in capsys.readouterr().out
+    federation.create_group(store, Group("gg", 1, episodes=1))
+    for group, job in (("g", "a"), ("g", "b"), ("gg", "c")):
+        upload(store, group, job, 1, 1.0)
+    aggregator.run(stop, poll=0.01, until_finished=True)
+    assert aggregator.finished
+
+
+def test_rounds_say_why_a_group_fails(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    make_group(store, "ab")
+    for job in "ab":
+        upload(store, "g", job, 1, 1.0)
+    record = Path(store.path(groups.group_file("g")))
+    record.write_text(record.read_text().replace('"fedavg"', '"nonesuch"'))
+    aggregator = Aggregator(store)
+    aggregator.sweep()
+    aggregator.beat()
+    assert ctl.cli.main(["rounds"]) == 1
+    assert "round 1: failed: there is no merge rule 'nonesuch'" in capsys.readouterr().out
+    federation.edit_group(store, "g", rule="fedavg")
+    aggregator.sweep()
+    aggregator.beat(stopped=True)
+    assert ctl.cli.main(["rounds", "--json"]) == 0
+    assert json_of(capsys)["groups"][0]["state"] != "failed"
 
 
 def test_a_root_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

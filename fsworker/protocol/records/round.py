@@ -248,7 +248,8 @@ class Final(_Record):
 class GroupReport:
     """What an aggregator says of a group: `state` in one word, `why` in a sentence.
 
-    `state` is one of those of `rounds.Decision`, or `reading`, `merging`, `finished`, `failed`.
+    `state` is one of those of `rounds.Decision`, or `reading`, `merging`, `finished`, `failed`, or
+    `absent` for a group that the aggregator was told to look after and that is not there.
     `admitted` are the uploads of the open round that were read and found good.
     """
 
