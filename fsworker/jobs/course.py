@@ -211,7 +211,9 @@ class Course:
         while (left := end - time.monotonic()) > 0:
             newest = self._at.insist(lambda: federation.newest_global(self._store, group))
             if newest is not None and newest.episode >= episode:
-                return Event("arrived", episode)
+                if newest.episode > episode:
+                    self._at.say(f"the group is at episode {newest.episode}: going on from there")
+                return Event("arrived", newest.episode)
             self._at.control.rest(min(pause, left))
             pause = min(pause * 1.5, _LONGEST_LOOK)
         refusal = federation.read_refusal(self._store, group, episode - 1, self._job.job_id)

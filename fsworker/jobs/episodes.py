@@ -74,7 +74,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job is: the last finished episode, the last uploaded, the one that may start."""
+    """How far a job is: the last finished episode, the last uploaded, the one that may start.
+
+    In a group `ready` is that of the newest global model. It is more than one ahead of `done` where
+    rounds closed without the job: what it would train for them would come too late to count.
+    """
 
     done: int = 0
     uploaded: int = 0
@@ -99,7 +103,10 @@ def next_step(job: Job, at: Progress) -> Step:
         return End(SUCCESS)
     if grouped and at.done and at.ready <= at.done:
         return Await(at.done + 1)
-    return Train(at.done + 1, 1 if job.by_episode else job.episodes - at.done)
+    first = at.done + 1
+    if grouped:  # it goes on with the others, at the last episode if these are through
+        first = max(first, min(at.ready, job.episodes))
+    return Train(first, 1 if job.by_episode else job.episodes - first + 1)
 
 
 def after(job: Job, at: Progress, event: Event) -> Progress:

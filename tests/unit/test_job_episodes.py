@@ -43,7 +43,11 @@ SUCCESS = End("success")
         (GROUP, Progress(done=1), Upload(1)),
         (GROUP, Progress(done=1, uploaded=1), Await(2)),
         (GROUP, Progress(done=1, uploaded=1, ready=2), Train(2, 1)),
-        (GROUP, Progress(done=3, uploaded=3, ready=9), Train(4, 1)),
+        # Rounds that closed without it are left out; who joins late begins where the others are.
+        (GROUP, Progress(done=3, uploaded=3, ready=9), Train(9, 1)),
+        (GROUP, Progress(ready=9), Train(9, 1)),
+        (GROUP, Progress(done=3, uploaded=3, ready=21), Train(20, 1)),
+        (GROUP, Progress(done=3, uploaded=0, ready=9), Upload(3)),
         # The last episode is given to the group as well, and nothing is waited for.
         (GROUP, Progress(done=20, uploaded=19, ready=20), Upload(20)),
         (GROUP, Progress(done=20, uploaded=20, ready=20), SUCCESS),
