@@ -52,7 +52,7 @@ def main() -> int:
             for name, python in pythons.items():
                 out.say(f"{turn + 1} {name}")
                 _measure(name, python, spec, found, out)
-    _tell(found, out)
+    _tell(found, args.hosts, out)
     return out.finish()
 
 
@@ -101,16 +101,15 @@ def _measure(name: str, python: str, spec: str, found: Figures, out: Report) -> 
             found[name][kind].append(told[kind])
 
 
-def _tell(found: Figures, out: Report) -> None:
+def _tell(found: Figures, hosts: int, out: Report) -> None:
     rows = []
     for name, figures in found.items():
-        cells = [
-            median(run[which] for run in figures[kind])
-            for kind in ("first", "again")
-            for which in (0, 1)
-        ]
+        cells: list[float | None] = []
+        for runs in (figures["first"], figures["again"]):
+            cpu = median(run[1] for run in runs)
+            cells += [median(run[0] for run in runs), None if cpu is None else 1e3 * cpu / hosts]
         rows.append((name, *cells))
-    head = ("contender", "first, s", "CPU, s", "again, s", "CPU, s ")
+    head = ("contender", "first, s", "CPU, ms a host", "again, s", "CPU, ms a host ")
     out.table("One command on every host; medians", head, rows)
     out.figures = {name: dict(figures) for name, figures in found.items()}
     others = [n for n in found if n != OURS]

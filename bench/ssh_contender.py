@@ -20,6 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 COMMAND = "true"
+SHELL, SCRIPT = "/bin/sh -s", b"true\n"
+"""What a launcher of ours runs on a host: a shell that reads a script. It costs the host a process
+more, so the one that we measure ourselves against runs the same."""
 Ask = Callable[[], Any]
 Spec = dict[str, Any]
 
@@ -140,7 +143,10 @@ def asyncssh(spec: Spec) -> tuple[Ask, Ask | None]:
 
 
 def bare_paramiko(spec: Spec) -> tuple[Ask, Ask | None]:
-    """paramiko on 32 threads, told everything that has to be found out: no settings, no checks."""
+    """paramiko on 32 threads, told everything that has to be found out: no settings, no checks.
+
+    It runs what ours runs, and sends small packets at once, or it would wait 40 ms for nothing.
+    """
     import socket
     from concurrent.futures import ThreadPoolExecutor
 
@@ -153,12 +159,15 @@ def bare_paramiko(spec: Spec) -> tuple[Ask, Ask | None]:
         transport = kept.get(host["name"])
         if transport is None:
             sock = socket.create_connection((host["address"], host["port"]))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             transport = paramiko.Transport(sock)
             transport.start_client()
             transport.auth_publickey("root", key)
             kept[host["name"]] = transport
         channel = transport.open_session()
-        channel.exec_command(COMMAND)
+        channel.exec_command(SHELL)
+        channel.sendall(SCRIPT)
+        channel.shutdown_write()
         assert channel.recv_exit_status() == 0
 
     pool = ThreadPoolExecutor(32)
@@ -178,7 +187,7 @@ def shardfleet(spec: Spec) -> tuple[Ask, Ask | None]:
     names = [host["name"] for host in spec["hosts"]]
 
     def one(host: str) -> int:
-        status = launcher.run_script(host, b"true\n", lambda data: False, 60.0)
+        status = launcher.run_script(host, SCRIPT, lambda data: False, 60.0)
         assert status == 0
         return 0
 

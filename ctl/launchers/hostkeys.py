@@ -103,25 +103,47 @@ def kinds(entries: Iterable[Entry], names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(first or rest))
 
 
-def read(files: Iterable[str]) -> list[Entry]:
-    """All entries of these files; a missing file has none."""
+def read(files: Iterable[str], names: Sequence[str] | None = None) -> list[Entry]:
+    """All entries of these files, or those that may speak of `names`; a missing file has none."""
     found: list[Entry] = []
     for file in files:
         try:
             info = os.stat(file)
-            found += _read_file(file, (info.st_mtime_ns, info.st_size, info.st_ino))
+            book = _read_file(file, (info.st_mtime_ns, info.st_size, info.st_ino))
         except FileNotFoundError:
             continue
         except OSError as error:
             log.warning("%s cannot be read, so its host keys are not known: %s", file, error)
+            continue
+        found += book.entries if names is None else book.about(names)
     return found
 
 
+class _Book:
+    """A file's entries, found by name: a sweep over a thousand hosts must not try each on each."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = entries
+        self._named: dict[str, list[int]] = {}
+        self._others: list[int] = []
+        for index, entry in enumerate(entries):
+            if set("*?!|") & set(entry.hosts):
+                self._others.append(index)
+                continue
+            for name in entry.hosts.lower().split(","):
+                self._named.setdefault(name, []).append(index)
+
+    def about(self, names: Iterable[str]) -> list[Entry]:
+        """The entries that may match one of these names, in the order of the file."""
+        found = {*self._others, *(i for name in names for i in self._named.get(name, ()))}
+        return [self.entries[index] for index in sorted(found)]
+
+
 @lru_cache(maxsize=16)
-def _read_file(file: str, version: tuple[int, int, int]) -> tuple[Entry, ...]:
+def _read_file(file: str, version: tuple[int, int, int]) -> _Book:
     # Kept by what changes when the file does: a sweep over many hosts reads it once.
     with open(file, "rb") as stream:
-        return tuple(parse(stream.read(), file))
+        return _Book(parse(stream.read(), file))
 
 
 def parse(data: bytes, file: str) -> list[Entry]:

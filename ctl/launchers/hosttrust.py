@@ -45,7 +45,8 @@ def require_trust(settings: Settings, kind: str, key: bytes, *, accept_new: bool
 
 
 def _entries(settings: Settings) -> list[hostkeys.Entry]:
-    return hostkeys.read((*settings.user_known_hosts, *settings.global_known_hosts))
+    files = (*settings.user_known_hosts, *settings.global_known_hosts)
+    return hostkeys.read(files, settings.known_as)
 
 
 def _accept(settings: Settings, kind: str, key: bytes) -> None:

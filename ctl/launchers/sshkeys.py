@@ -6,6 +6,7 @@ ever asked by a watcher, from a script, or while a connection waits.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
@@ -21,15 +22,18 @@ from ctl.launchers.sshconfig import Settings, public_blob
 TRIES = 3
 """How often a passphrase is asked for, as ssh does."""
 
+_CERTIFICATE = "-cert.pub"
+Version = tuple[tuple[int, int, int] | None, ...]
 Ask = Callable[[str], str | None]
 """Gives what a person typed at this prompt; None when nobody can be asked."""
 
 
 @dataclass
 class Keyring:
-    """Keys of files, each read once. `unlocked` are those that had a passphrase."""
+    """Keys of files, each read once until it changes. `unlocked` are those with a passphrase."""
 
     unlocked: dict[str, paramiko.PKey] = field(default_factory=dict)
+    _read: dict[str, tuple[Version, paramiko.PKey]] = field(default_factory=dict)
 
     def unlock(self, hosts: Iterable[Settings], ask: Ask, end: float) -> None:
         """Ask for the passphrase of each locked key that a host may need and no agent holds."""
@@ -70,7 +74,7 @@ class Keyring:
         seen = {key.asbytes() for key in held}
         for file in files:
             try:
-                key = self.unlocked.get(file) or paramiko.PKey.from_path(file)
+                key = self.unlocked.get(file) or self._from_file(file)
             except _UNUSABLE as error:
                 # cryptography says by a TypeError that it needs a passphrase
                 locked = isinstance(error, TypeError)
@@ -80,6 +84,27 @@ class Keyring:
                 continue
             if key.public_blob or key.asbytes() not in seen:
                 yield file, key
+
+    def _from_file(self, file: str) -> paramiko.PKey:
+        """The key in a file; parsing it for every host would cost as much as using it."""
+        version = _version(file)
+        known = self._read.get(file)
+        if known is None or known[0] != version:
+            known = self._read[file] = (version, paramiko.PKey.from_path(file))
+        return known[1]
+
+
+def _version(file: str) -> Version:
+    """What changes when the key does, or the certificate beside it that comes with it."""
+    stem = file.removesuffix(_CERTIFICATE)
+    found: list[tuple[int, int, int] | None] = []
+    for path in (stem, stem + _CERTIFICATE):
+        try:
+            info = os.stat(path)
+            found.append((info.st_mtime_ns, info.st_size, info.st_ino))
+        except OSError:
+            found.append(None)
+    return tuple(found)
 
 
 _UNUSABLE = (paramiko.SSHException, ValueError, OSError, TypeError)

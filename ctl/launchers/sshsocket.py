@@ -11,12 +11,12 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
 
+from ctl.launchers.deadlines import DEADLINES
 from ctl.launchers.errors import LaunchError
 from ctl.launchers.script import clean
 from ctl.launchers.sshconfig import Settings, show
@@ -54,13 +54,11 @@ class Stream:
 
         That ends every wait on it, also those of libraries that take no time-out.
         """
-        timer = threading.Timer(max(0.0, end - time.monotonic()), self._cut_late)
-        timer.daemon = True
-        timer.start()
+        due = DEADLINES.add(end, self._cut_late)
         try:
             yield
         finally:
-            timer.cancel()
+            DEADLINES.drop(due)
 
     def _cut_late(self) -> None:
         self.late = True
