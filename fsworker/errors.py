@@ -58,6 +58,10 @@ class Refused(FleetError):
     exit_code = 5
 
 
+class NotOffered(Refused):
+    """No worker of the run offers what a task or a job needs."""
+
+
 class DeadlineExceeded(FleetError):
     """It did not happen in the time that was given."""
 

@@ -23,11 +23,13 @@ from fsworker.client.delivery import Delivered, Delivery, Want
 from fsworker.client.idbook import IdBook
 from fsworker.client.known import KnownIds
 from fsworker.client.liveness import Liveness
-from fsworker.client.outbound import Call
+from fsworker.client.outbound import Call, anything
 from fsworker.client.pace import Pace
 from fsworker.client.receivers import Receiver, Strip
+from fsworker.client.routing import Routes, Shortage
 from fsworker.client.sending import Sending
 from fsworker.client.settings import Settings
+from fsworker.client.terms import WAITS
 from fsworker.client.transit import Transit
 from fsworker.errors import FleetError
 from fsworker.protocol import layout
@@ -58,16 +60,11 @@ class Engine:
         book = IdBook(store, self._encoded, self.incarnation, journal=settings.stream is not None)
         self.known = KnownIds(book, self._transit, self._news.set)
         self.shelf = Shelf(store, self._encoded, self.incarnation)
-        self._sending = Sending(
-            store,
-            manifest,
-            self.stream,
-            self.incarnation,
-            settings.batch_size,
-            self._transit,
-            self._books,
-            self.known,
-        )
+        self.routes = Routes(store, manifest)
+        self._shortage = Shortage(self.routes, settings.no_worker_timeout)
+        parts = (self._transit, self._books, self.known, self.routes)
+        size = settings.batch_size
+        self._sending = Sending(store, manifest, self.stream, self.incarnation, size, *parts)
         self._queue = self._sending.queue
         self._delivery = Delivery(store, self._encoded, self._judge, self._books)
         self._liveness = Liveness(store, settings.no_worker_timeout)
@@ -86,12 +83,15 @@ class Engine:
     def submit(self, call: Call) -> None:
         """Queue a call; waits while too many are unanswered, except in a future's callback."""
         self._check()
+        common = call.terms.common and call.id is None
+        if not common:
+            self.routes.check(call.terms)
         if not self._transit.admit_one():
             # A callback that waited in the reading thread would wait for itself.
             waits = threading.get_ident() != self._reader.ident
             self._transit.admit(1, self._is_over if waits else None)
             self._check()
-        if call.terms.common and call.id is None:
+        if common:
             self._queue.add_call(call)
         else:
             call.since = time.monotonic()
@@ -184,8 +184,11 @@ class Engine:
                 pace.reset()
                 self._liveness.heard()
             elif (reason := self._liveness.check()) is not None:
-                self._give_up(reason)
+                self._give_up(reason, lambda needs: not needs.endswith(WAITS))
                 self._liveness.heard()
+            if self._transit.needy:
+                for needs, error in self._shortage.check(list(self._transit.needy)):
+                    self._give_up(error, needs.__eq__)
             self._books.note()
             self._aborting.turn()
             self._news.wait(pace.next())
@@ -261,10 +264,10 @@ class Engine:
 
     # -- both
 
-    def _give_up(self, reason: BaseException) -> None:
-        """Fail everything that waits."""
-        self._transit.fail_all(reason)
-        self._transit.answered(self._queue.fail(reason))
+    def _give_up(self, reason: BaseException, meant: Callable[[str], bool] = anything) -> None:
+        """Fail everything that waits whose needs are `meant`."""
+        self._transit.fail(reason, meant)
+        self._transit.answered(self._queue.fail(reason, meant))
         self._wake_sender()  # it may have nothing left to wait for
 
     def _wake_sender(self) -> None:

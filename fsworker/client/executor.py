@@ -36,10 +36,11 @@ from fsworker.client.mapping import MapCall
 from fsworker.client.outbound import Call
 from fsworker.client.recovery import Recovered, recover
 from fsworker.client.settings import Settings, read_manifest
-from fsworker.client.terms import Options, Terms, make_options
+from fsworker.client.terms import Terms, make_options
 from fsworker.client.variant import Fn, Variant
 from fsworker.errors import UsageError
 from fsworker.protocol.fsops import Store
+from fsworker.protocol.records.needs import Needs
 from fsworker.remote import (
     AlreadyDelivered,
     NotSent,
@@ -75,7 +76,8 @@ class Client(Executor):
     `map(None, …)` mean (default: the run's first). `timeout` is for each task, in seconds (default:
     the run's). `batch_size` is the largest number of tasks in a batch; smaller ones are chosen by
     how long tasks take. After `no_worker_timeout` seconds without a living worker everything fails
-    with NoWorkers (None: never). `submit` waits while `outstanding` tasks are not answered.
+    with NoWorkers (None: never). `submit` waits while `outstanding` tasks are not answered. `needs`
+    and `wait_for_workers` are options of tasks that have none of their own (`with_options`).
 
     Raises NotRunning when there is no run, FormatError for a run of another version.
     """
@@ -90,15 +92,12 @@ class Client(Executor):
         batch_size: int = 8192,
         no_worker_timeout: float | None = 60.0,
         outstanding: int = 65_536,
+        needs: Needs | Mapping[str, Any] | None = None,
+        wait_for_workers: bool = False,
     ) -> None:
-        self._options: dict[str, Any] = {
-            "stream": stream,
-            "timeout": timeout,
-            "batch_size": batch_size,
-            "no_worker_timeout": no_worker_timeout,
-            "outstanding": outstanding,
-        }
-        self._settings = Settings(**self._options).checked()
+        given = (stream, timeout, batch_size, no_worker_timeout, outstanding)
+        self._settings = Settings(*given, needs, wait_for_workers).checked()
+        self._task_options = make_options(self._settings.usual())
         self._store = Store(os.path.abspath(root))
         self._manifest = read_manifest(self._store)
         self._allowed = AllowedFunctions(self._manifest)
@@ -124,7 +123,7 @@ class Client(Executor):
         return self._store.calls
 
     def submit(self, fn: Fn, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Send one call. UsageError for a function that the run does not serve.
+        """Send one call. UsageError for a function that is not served, NotOffered for its needs.
 
         Arguments are packed before this returns. Those that cannot be sent fail the future with
         NotSent; everything else that can become of a task is a TaskError.
@@ -151,6 +150,8 @@ class Client(Executor):
         task_id: TaskId | None = None,
     ) -> Future[Any]:
         engine = self._engine or self._running()
+        if task_id is not None:
+            engine.routes.check(terms)  # before the id is taken
         call = Call(self._settling)
         call.terms = terms
         try:
@@ -187,7 +188,7 @@ class Client(Executor):
 
         Those of `fsworker.client.terms.Options`. UsageError for one that is unknown or cannot be.
         """
-        return Variant(self, make_options({"timeout": self._settings.timeout} | options))
+        return Variant(self, make_options(self._settings.usual() | options))
 
     def cancel(self, future: Future[Any]) -> bool:
         """Cancel a task of this client, whether it was sent or not. False when it is over.
@@ -225,7 +226,9 @@ class Client(Executor):
     ) -> Iterator[Any]:
         if size is not None and size < 1:
             raise ValueError("chunksize must be >= 1.")
-        call = MapCall(self._running(), terms, rows, size=size, timeout=timeout)
+        engine = self._running()
+        engine.routes.check(terms)
+        call = MapCall(engine, terms, rows, size=size, timeout=timeout)
         call.feed()
         return call.results(self)
 
@@ -240,7 +243,7 @@ class Client(Executor):
                 engine.join()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_unpickle, (self.root, {**self._options, "fn": self._fn}))
+        return (_unpickle, (self.root, {**self._settings.fields(), "fn": self._fn}))
 
     def recover(self) -> Iterator[Recovered]:
         """What earlier clients of this stream were not given: each result once.
@@ -261,8 +264,7 @@ class Client(Executor):
 
     def _terms(self, fn: Fn) -> Terms:
         name = self._fn if fn is None else self._allowed.name_of(fn)
-        usual = Terms(name, Options(timeout=self._settings.timeout))
-        terms = self._usual.setdefault(name, usual)
+        terms = self._usual.setdefault(name, Terms(name, self._task_options))
         with suppress(TypeError):  # not hashable
             self._usual[fn] = terms
         return terms

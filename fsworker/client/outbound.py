@@ -17,7 +17,7 @@ from fsworker.client.futures import TaskFuture, begin
 from fsworker.client.idbook import TaskId
 from fsworker.client.receivers import Futures, Receiver, Strip
 from fsworker.client.sizing import Sizer
-from fsworker.client.terms import Terms
+from fsworker.client.terms import USUAL, Lane, Terms
 from fsworker.protocol.segment import widen
 
 _FINENESS = 50
@@ -25,6 +25,11 @@ _FINENESS = 50
 
 MAX_BATCH_BYTES = 8 << 20
 """Bytes of records after which a batch is full, whatever its number of tasks."""
+
+
+def anything(_: str) -> bool:
+    """Means tasks of all needs, and of none."""
+    return True
 
 
 @dataclass(slots=True)
@@ -64,7 +69,7 @@ class Outbound:
     def __init__(self, sizer: Sizer) -> None:
         self._sizer = sizer
         self._calls: deque[Call] = deque()
-        self._lanes: dict[int, deque[Call]] = {0: self._calls}
+        self._lanes: dict[Lane, deque[Call]] = {USUAL: self._calls}
         self._strips: deque[Strip] = deque()
         self._cutting = threading.Lock()
         self.cancelled = 0
@@ -75,9 +80,9 @@ class Outbound:
         return bool(self._calls or self._strips) or any(self._lanes.values())
 
     def add_prior(self, call: Call) -> None:
-        """Add a call whose priority is not 0."""
+        """Add a call that is not as most are."""
         with self._cutting:
-            self._lanes.setdefault(call.terms.priority, deque()).append(call)
+            self._lanes.setdefault(call.terms.lane, deque()).append(call)
 
     def add_strip(self, strip: Strip) -> None:
         """Add a strip behind those of its priority."""
@@ -85,24 +90,24 @@ class Outbound:
             prior = [s.terms.priority >= strip.terms.priority for s in self._strips]
             self._strips.insert(prior.index(False) if False in prior else len(prior), strip)
 
-    def priorities(self) -> list[int]:
-        """Those that something waits with, the highest first."""
+    def lanes(self) -> list[Lane]:
+        """Those that something waits in, the highest priority first."""
         with self._cutting:
-            found = {priority for priority, calls in self._lanes.items() if calls}
-            found.update(strip.terms.priority for strip in self._strips)
-        return sorted(found, reverse=True)
+            found = {lane for lane, calls in self._lanes.items() if calls}
+            found.update(strip.terms.lane for strip in self._strips)
+        return sorted(found, key=lambda lane: (-lane.priority, lane.needs))
 
-    def take(self, room: Callable[[int], int]) -> Iterator[Outgoing]:
-        """Batches of about as many tasks as there is `room` for with each priority, the highest
+    def take(self, room: Callable[[Lane], int]) -> Iterator[Outgoing]:
+        """Batches of about as many tasks as there is `room` for in each lane, the highest priority
         first. Calls that were cancelled are passed over."""
-        for priority in self.priorities():
-            left = room(priority)
-            calls = self._calls_of(priority, left)
+        for lane in self.lanes():
+            left = room(lane)
+            calls = self._calls_of(lane, left)
             yield from self._batches(calls)
-            yield from self._pieces(left - len(calls), priority)
+            yield from self._pieces(left - len(calls), lane)
 
-    def _calls_of(self, priority: int, room: int) -> list[Call]:
-        waiting = self._lanes.get(priority, ())
+    def _calls_of(self, lane: Lane, room: int) -> list[Call]:
+        waiting = self._lanes.get(lane, ())
         calls: list[Call] = []
         while waiting and len(calls) < room:
             taken = [waiting.popleft() for _ in range(min(len(waiting), room - len(calls)))]
@@ -111,28 +116,28 @@ class Outbound:
             calls += running
         return calls
 
-    def _drained(self) -> Iterator[Call]:
-        for calls in list(self._lanes.values()):
-            while calls:
+    def _drained(self, meant: Callable[[str], bool]) -> Iterator[Call]:
+        for lane, calls in list(self._lanes.items()):
+            while calls and meant(lane.needs):
                 yield calls.popleft()
 
     def cancel(self) -> int:
         """Cancel everything; how many tasks that were."""
         cancelled = 0
-        for call in self._drained():
+        for call in self._drained(anything):
             call.cancel()
             call.set_running_or_notify_cancel()
             cancelled += 1
-        return cancelled + self._fail_strips(CancelledError())
+        return cancelled + self._fail_strips(CancelledError(), anything)
 
-    def fail(self, error: BaseException) -> int:
-        """Fail everything with `error`; how many tasks that were."""
+    def fail(self, error: BaseException, meant: Callable[[str], bool] = anything) -> int:
+        """Fail everything with `error` whose needs are `meant`; how many tasks that were."""
         failed = 0
-        for call in self._drained():
+        for call in self._drained(meant):
             if call.set_running_or_notify_cancel():
                 call.set_exception(error)
             failed += 1
-        return failed + self._fail_strips(error)
+        return failed + self._fail_strips(error, meant)
 
     def drop(self, strip: Strip) -> int:
         """Send no more of a strip; how many tasks were left of it."""
@@ -144,13 +149,14 @@ class Outbound:
             strip.records.clear()
         return left
 
-    def _fail_strips(self, error: BaseException) -> int:
+    def _fail_strips(self, error: BaseException, meant: Callable[[str], bool]) -> int:
         failed = 0
-        while self._strips:
+        while True:
             with self._cutting:
-                if not self._strips:
+                strip = next((s for s in self._strips if meant(s.terms.lane.needs)), None)
+                if strip is None:
                     break
-                strip = self._strips.popleft()
+                self._strips.remove(strip)
                 records, piece = strip.cut(strip.waiting)
             piece.fail(error)
             failed += len(records)
@@ -172,10 +178,10 @@ class Outbound:
                 yield outgoing
                 at += count
 
-    def _pieces(self, room: int, priority: int) -> Iterator[Outgoing]:
+    def _pieces(self, room: int, lane: Lane) -> Iterator[Outgoing]:
         while room > 0:
             with self._cutting:
-                strip = next((s for s in self._strips if s.terms.priority == priority), None)
+                strip = next((s for s in self._strips if s.terms.lane == lane), None)
                 if strip is None:
                     return
                 records, piece = self._cut(strip)

@@ -2,7 +2,7 @@
 
 Batches go round the shards in turn, a shard as often as workers call it home, from a random start,
 so that many clients do not all begin at the same worker. A batch that goes alone goes to the worker
-that answered last, which is awake.
+that answered last, which is awake. A batch that needs something goes round those that offer it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import time
 from fsworker.client.bookkeeping import Bookkeeping
 from fsworker.client.known import KnownIds
 from fsworker.client.outbound import Outbound, Outgoing
+from fsworker.client.routing import Routes
 from fsworker.client.sizing import Sizer
 from fsworker.client.submitter import Submitter
+from fsworker.client.terms import USUAL, Lane
 from fsworker.client.transit import Transit
 from fsworker.errors import FleetError
 from fsworker.protocol import layout, segment, turns
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import Token
+from fsworker.protocol.records.needs import DIGEST_LENGTH
 from fsworker.protocol.records.run import Manifest
 from fsworker.protocol.segment import Segment
 
@@ -44,6 +47,7 @@ class Sending:
         transit: Transit,
         books: Bookkeeping,
         known: KnownIds,
+        routes: Routes,
     ) -> None:
         self.shards = [w.shard for w in manifest.workers] or list(range(manifest.shard_count))
         self.sizer = Sizer(sizes, len(self.shards))
@@ -54,6 +58,7 @@ class Sending:
         self._transit = transit
         self._books = books
         self._known = known
+        self._routes = routes
         self._submitter = Submitter(store, incarnation)
         self._numbers = itertools.count()
         self._next_shard = int(incarnation, 16) % len(self.shards)
@@ -61,21 +66,23 @@ class Sending:
         self._awake: int | None = None
         self._opened = False
 
-    def room(self, priority: int = 0) -> int:
-        """How many tasks of a priority may follow those that are on their way.
+    def room(self, lane: Lane = USUAL) -> int:
+        """How many tasks of a lane may follow those that are on their way to the same workers.
 
         What is urgent waits for nothing, and what is not leaves half of the room to others, so that
         nobody finds all of it taken by tasks that should have come after his.
         """
-        batches = self.sizer.choose(None) * len(self.shards)
-        most = AHEAD * max(self._slots, batches)
-        if priority > 0:
+        slots, workers = self._slots, len(self.shards)
+        if lane.needs:
+            slots, workers = self._routes.width(lane.needs[:DIGEST_LENGTH])
+        most = AHEAD * max(slots, self.sizer.choose(None) * workers)
+        if lane.priority > 0:
             return most
-        return (most if priority == 0 else most // 2) - self._transit.on_their_way
+        return (most if lane.priority == 0 else most // 2) - self._transit.away(lane.needs)
 
     def ready(self) -> bool:
         """Whether something waits that may be sent."""
-        return any(self.room(priority) > 0 for priority in self.queue.priorities())
+        return any(self.room(lane) > 0 for lane in self.queue.lanes())
 
     def heard(self, host: object) -> None:
         """A worker answered: for a moment it looks for work more often than those that rest."""
@@ -106,11 +113,13 @@ class Sending:
 
     def _send_batch(self, outgoing: Outgoing) -> int | None:
         """Submit one batch; its shard, or None when its tasks were failed instead."""
-        shard = self._choose()
-        number = turns.prior(next(self._numbers), outgoing.terms.priority)
-        token = Token(f"{self._encoded}-{self._incarnation}-{number}", shard)
+        lane = outgoing.terms.lane
+        needs = lane.needs[:DIGEST_LENGTH]
+        shard = self._choose(needs)
+        number = turns.prior(next(self._numbers), lane.priority)
+        token = Token(f"{self._encoded}-{self._incarnation}-{number}", shard, needs=needs)
         # Known before it is submitted: its results may be there before `enqueue` returns.
-        self._transit.register(token.batch, outgoing.receiver)
+        self._transit.register(token.batch, outgoing.receiver, lane.needs)
         self._books.sent(token.batch, len(outgoing.records))
         try:
             self._note_ids(token.batch, outgoing)
@@ -131,7 +140,9 @@ class Sending:
             except OSError as error:
                 raise storage_error(error, "note the ids of", batch) from None
 
-    def _choose(self) -> int:
+    def _choose(self, needs: str) -> int:
+        if needs and (chosen := self._routes.shard(needs)) is not None:
+            return chosen
         if self._awake is not None and not self._transit.on_their_way:
             return self._awake
         self._next_shard = (self._next_shard + 1) % len(self.shards)

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from fsworker.errors import NotRunning, UsageError
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.records.needs import Needs
 from fsworker.protocol.records.run import Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a client may choose. Times in seconds; `stream` None: one of its own, removed at the
-    end; `outstanding`: tasks that are not answered yet before `submit` blocks."""
+    end; `outstanding`: tasks that are not answered yet before `submit` blocks; `needs` and
+    `wait_for_workers`: as in Options, for tasks that have none of their own."""
 
     stream: str | None = None
     timeout: float | None = None
     batch_size: int = 8192
     no_worker_timeout: float | None = 60.0
     outstanding: int = 65_536
+    needs: Needs | Mapping[str, Any] | None = None
+    wait_for_workers: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """All of them by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def usual(self) -> dict[str, Any]:
+        """The options of every task that has none of its own."""
+        return {n: getattr(self, n) for n in ("timeout", "needs", "wait_for_workers")}
 
     def checked(self) -> Settings:
         """Itself. UsageError names what cannot be."""

@@ -9,15 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsworker.errors import UsageError
 from fsworker.protocol import turns
+from fsworker.protocol.records.needs import Needs, read_needs
 from fsworker.protocol.records.slots import size
 
 MAX_RETRIES = 100
 RESERVED = "FLEET_"
 """How the names of variables begin that say what fleet a process is of, and whose task it runs."""
+WAITS = "~"
+"""How the needs in a lane end that may wait for workers."""
+
+
+class Lane(NamedTuple):
+    """What tasks have in common that queue up behind each other: how urgent they are, and what they
+    need (a digest, empty for nothing, with WAITS behind it where they wait for workers)."""
+
+    priority: int = 0
+    needs: str = ""
+
+
+USUAL = Lane()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +43,7 @@ class Options:
     raises is tried again `retries` times, `retry_delay` seconds later, if its type is named in
     `retry_on` (`ValueError`, `package.module.Error` or `Error`; empty: whatever is raised). `env`
     is set for the call and undone after it. `memory` is the limit of what it may use, in bytes.
+    `needs` is what its worker must offer; `wait_for_workers`: where nobody does, it waits for one.
     """
 
     timeout: float | None = None
@@ -39,6 +54,8 @@ class Options:
     retry_delay: float = 0.0
     env: tuple[tuple[str, str], ...] = ()
     memory: int | None = None
+    needs: Needs | None = None
+    wait_for_workers: bool = False
 
     def checked(self) -> Options:
         """Itself. UsageError names the option that cannot be."""
@@ -54,6 +71,8 @@ class Options:
             raise UsageError(f"retry_on must be names of exceptions, not {self.retry_on!r:.80}")
         for name, value in self.env:
             _variable(name, value)
+        if not isinstance(self.wait_for_workers, bool):
+            raise UsageError(f"wait_for_workers must be true or false, not {self.wait_for_workers!r}")
         return self
 
 
@@ -74,6 +93,11 @@ def make_options(given: Mapping[str, Any]) -> Options:
             found["memory"] = size(memory)
         except ValueError as error:
             raise UsageError(f"memory: {error}") from None
+    if (needs := given.get("needs")) is not None:
+        try:
+            found["needs"] = read_needs(needs)
+        except ValueError as error:
+            raise UsageError(f"needs: {error}") from None
     return Options(**found).checked()
 
 
@@ -85,11 +109,16 @@ class Terms:
     options: Options = Options()
 
     common: bool = field(init=False)
-    """Whether its tasks are as urgent as most, and may wait as long as it takes."""
+    """Whether its tasks are as urgent as most, may wait as long as it takes, and need nothing."""
+    lane: Lane = field(init=False)
 
     def __post_init__(self) -> None:
-        common = self.options.priority == 0 and self.options.queue_limit is None
-        object.__setattr__(self, "common", common)
+        options = self.options
+        needs = options.needs.digest if options.needs else ""
+        waits = WAITS if needs and options.wait_for_workers else ""
+        lane = Lane(options.priority, needs + waits)
+        object.__setattr__(self, "lane", lane)
+        object.__setattr__(self, "common", lane == USUAL and options.queue_limit is None)
 
     @property
     def priority(self) -> int:
@@ -108,6 +137,8 @@ class Terms:
             meta["env"] = dict(options.env)
         if options.memory is not None:
             meta["memory"] = options.memory
+        if options.needs:
+            meta["needs"] = options.needs.fields()
         return meta
 
 

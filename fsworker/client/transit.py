@@ -7,6 +7,7 @@ somebody's disk, callback or patience is involved.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 from fsworker.client.receivers import Receiver
@@ -18,6 +19,9 @@ class Transit:
     def __init__(self, limit: int) -> None:
         self.on_their_way = 0
         """Tasks that were sent and are not answered."""
+        self.needy: Counter[str] = Counter()
+        """Those of them that need something, by their needs as lanes name them."""
+        self._needs: dict[str, str] = {}
         self._limit = limit
         self._pending: dict[str, Receiver] = {}
         self._unanswered = 0
@@ -55,11 +59,19 @@ class Transit:
         with self._room:
             self._room.notify_all()
 
-    def register(self, batch: str, receiver: Receiver) -> None:
+    def away(self, needs: str) -> int:
+        """How many tasks are on their way that need this; without needs: that need nothing."""
+        with self._lock:
+            return self.needy[needs] if needs else self.on_their_way - self.needy.total()
+
+    def register(self, batch: str, receiver: Receiver, needs: str = "") -> None:
         """A batch is about to be sent."""
         self._pending[batch] = receiver
         with self._lock:
             self.on_their_way += receiver.count
+            if needs:
+                self._needs[batch] = needs
+                self.needy[needs] += receiver.count
 
     def receiver(self, batch: str) -> Receiver | None:
         """Who waits for a batch."""
@@ -76,10 +88,16 @@ class Transit:
             return
         with self._lock:
             self.on_their_way -= receiver.count
+            if self._needs and (needs := self._needs.pop(batch, "")):
+                self.needy[needs] -= receiver.count
+                if not self.needy[needs]:
+                    del self.needy[needs]
         answer(receiver)
         self.answered(receiver.count)
 
-    def fail_all(self, error: BaseException) -> None:
-        """Answer every batch with `error`."""
+    def fail(self, error: BaseException, meant: Callable[[str], bool]) -> None:
+        """Answer every batch with `error` whose needs (as lanes name them) are `meant`."""
         for batch in list(self._pending):
+            if not meant(self._needs.get(batch, "")):
+                continue
             self.finish(batch, lambda receiver: receiver.fail(error))

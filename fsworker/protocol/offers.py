@@ -25,12 +25,14 @@ _BEAT_LIMIT = 1 << 20
 
 @dataclass(frozen=True)
 class Provider:
-    """One host of a run: its home shard, what it offers (None: not known), whether it lives."""
+    """One host of a run: its home shard, what it offers (None: not known), whether it lives, and
+    how many tasks it executes at once."""
 
     host: str
     shard: int
     offer: Offer | None = None
     live: bool = False
+    slots: int = 0
 
     def serves(self, needs: Needs, *, job: bool = False) -> bool:
         """Whether it offers all that is needed."""
@@ -52,7 +54,7 @@ def read(store: Store, manifest: Manifest) -> list[Provider]:
         live = at_work and newest - mtime <= STALE
         if live or host in workers:
             shard = beat.shard if live else workers[host]
-            found.append(Provider(host, shard, of_beat(beat), live))
+            found.append(Provider(host, shard, of_beat(beat), live, beat.slots_total))
     return found
 
 

@@ -19,6 +19,12 @@ def note(path: str, value: Any, seconds: float = 0.0) -> Any:
     return value
 
 
+def where(seconds: float = 0.0) -> str:
+    """The host that executes this."""
+    time.sleep(seconds)
+    return os.environ["FLEET_HOST"]
+
+
 def array(size: int) -> Any:
     """A numpy array, which is sent natively."""
     import numpy

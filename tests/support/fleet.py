@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen
 
@@ -31,19 +31,20 @@ class Fleet:
         *,
         allow: Sequence[str] = (),
         pythonpath: str | None = None,
+        shards: int = 2,
     ) -> None:
-        self.root = make_run(path, functions, allow=allow)
+        self.root = make_run(path, functions, shards, allow=allow)
         self._env = {"PYTHONPATH": pythonpath} if pythonpath else None
         self.store = Store(self.root)
         self.workers: dict[str, Popen[bytes]] = {}
         self._spawned = spawned
 
-    def start(self, *hosts: str) -> None:
-        """Start workers and wait until they are ready."""
+    def start(self, *hosts: str, options: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Start workers, with further options for some, and wait until they are ready."""
         for host in hosts:
             argv = [sys.executable, "-m", "fsworker", "run", "--root", str(self.root)]
             argv += ["--host", host, "--shard", host.removeprefix("h"), "--concurrency", "2"]
-            argv += ["--log-level", "WARNING"]
+            argv += ["--log-level", "WARNING", *(options or {}).get(host, ())]
             self.workers[host] = self._spawned.start(argv, cwd=REPO, env=self._env)
         for host in hosts:
             pid = self.workers[host].pid

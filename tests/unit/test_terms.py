@@ -125,10 +125,10 @@ def test_the_queue_of_a_client_gives_out_what_is_urgent_first() -> None:
     queue.add_call(_call(usual))
     queue.add_prior(_call(low))
     queue.add_prior(_call(high))
-    assert queue.priorities() == [3, 0, -1]
-    taken = list(queue.take(lambda priority: 1 if priority == 0 else 10))
+    assert [lane.priority for lane in queue.lanes()] == [3, 0, -1]
+    taken = list(queue.take(lambda lane: 1 if lane == USUAL else 10))
     assert _order(taken) == [(3, 1), (3, 2), (0, 1), (-1, 1), (-1, 2)]
-    assert queue.priorities() == [0]
+    assert queue.lanes() == [USUAL]
     assert queue.cancel() == 2 and not queue
 
 
