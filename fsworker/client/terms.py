@@ -72,7 +72,9 @@ class Options:
         for name, value in self.env:
             _variable(name, value)
         if not isinstance(self.wait_for_workers, bool):
-            raise UsageError(f"wait_for_workers must be true or false, not {self.wait_for_workers!r}")
+            raise UsageError(
+                f"wait_for_workers must be true or false, not {self.wait_for_workers!r}"
+            )
         return self
 
 

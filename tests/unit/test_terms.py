@@ -12,7 +12,7 @@ from fsworker.client import Client
 from fsworker.client.outbound import Call, Outbound, Outgoing
 from fsworker.client.receivers import Strip
 from fsworker.client.sizing import Sizer
-from fsworker.client.terms import Options, Terms, make_options
+from fsworker.client.terms import USUAL, Options, Terms, make_options
 from fsworker.errors import UsageError
 from fsworker.loop.intake import arrange
 from fsworker.protocol import layout, turns
