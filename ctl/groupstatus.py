@@ -16,7 +16,7 @@ from fsworker.protocol import federation, rounds
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye, View
 from fsworker.protocol.layout import groups
-from fsworker.protocol.records.round import AggregatorBeat, GroupReport, Plan
+from fsworker.protocol.records.round import AggregatorBeat, GroupReport, Plan, Times
 from fsworker.protocol.rounds import Decision
 
 SILENT, SILENT_AT_WORK = 20.0, 900.0
@@ -198,7 +198,7 @@ def look(store: Store, group: str, beat: AggregatorBeat | None, last: int) -> Gr
 def _closed(eye: GroupEye, number: int) -> Closed | None:
     plan = eye.plan(number)
     if plan is None:
-        return None
+        return _archived(eye, number)
     times = eye.times(number)
     merged = None
     if times is not None:
@@ -208,5 +208,17 @@ def _closed(eye: GroupEye, number: int) -> Closed | None:
             merged = round(max(0.0, published - times.closed), 3)
         except OSError:
             merged = None  # not merged yet
+    return _with_times(plan, times, merged)
+
+
+def _archived(eye: GroupEye, number: int) -> Closed | None:
+    old = eye.old(number)
+    if old is None:
+        return None
+    merged = round(max(0.0, old.published - old.times.closed), 3) if old.times else None
+    return _with_times(old.plan, old.times, merged)
+
+
+def _with_times(plan: Plan, times: Times | None, merged: float | None) -> Closed:
     waited = round(times.closed - times.since, 3) if times is not None else None
     return Closed(plan, waited, merged, times.closed if times is not None else None)

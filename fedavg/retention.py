@@ -1,15 +1,16 @@
 """What is removed once a round is published, so that a group that runs for weeks fills no disk.
 
-Uploads and models of old rounds go; plans and `merge.json` stay, a few kilobytes a round. They are
-the chain that `fedavg verify` walks, and as long as they are there nobody can publish a round again
-under its old name. What an aggregator that was killed left half made goes as well.
+Uploads and models of old rounds go; plans and `merge.json` stay, a few kilobytes a round: they are
+the chain that `fedavg verify` walks. As long as their folders are there nobody can publish a round
+again under its old name; when many are old, `archive` puts their records into one file. What an
+aggregator that was killed left half made goes as well.
 """
 
 from __future__ import annotations
 
 import logging
 
-from fsworker.protocol import artifacts, federation, fsfolders, rounds
+from fsworker.protocol import archive, artifacts, federation, fsfolders, rounds
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import groups, jobs
 
@@ -40,7 +41,32 @@ def retire(store: Store, group: str, newest: int, keep: int, since: int = 0) -> 
     # What a round started from stays as long as its uploads do, so that it can be merged again.
     for number in rounds.retired(newest, keep, here):
         _strip(store, groups.global_dir(group, number))
+    _archive(store, group, newest, keep)
     return newest - keep + 1
+
+
+def _archive(store: Store, group: str, newest: int, keep: int) -> None:
+    """Put the records of old rounds together; then remove the folders of those that are."""
+    there = archive.archived(store, group)
+    for first in archive.due(newest, keep, there):
+        if archive.make(store, group, first):
+            there.append(first)
+            log.info("%s: the records of rounds %d to %d are in %s", group, first,
+                     first + archive.SPAN - 1, groups.archive_file(group, first))  # fmt: skip
+    numbers = map(groups.parse_four, federation.names(store, groups.rounds_dir(group)))
+    episodes = map(jobs.parse_before_name, federation.names(store, groups.globals_dir(group)))
+    closed, models = list(filter(None, numbers)), list(filter(None, episodes))
+    for first in there:
+        over = [n for n in closed if archive.covers(first, n)]
+        gone = [n for n in models if archive.covers(first, n - 1)]
+        # The file is whole and readable before anything goes that it stands for.
+        if (over or gone) and archive.read(store, group, first):
+            for episode in gone:
+                folder = groups.global_dir(group, episode)
+                fsfolders.remove_tree(store, folder, first=groups.MERGE_FILE)
+            for number in over:
+                folder = groups.round_dir(group, number)
+                fsfolders.remove_tree(store, folder, first=groups.PLAN_FILE)
 
 
 def remove_leftovers(store: Store, group: str, *, alone: bool, now: float | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from fedavg import publishing
 from fsworker.errors import FleetError
-from fsworker.protocol import artifacts, federation
+from fsworker.protocol import archive, artifacts, federation
 from fsworker.protocol.artifacts import tree_digest
 from fsworker.protocol.federation import Global
 from fsworker.protocol.fsops import Store
@@ -36,15 +36,20 @@ class Link:
 
 def walk(store: Store, group: str, *, recompute: bool = False, threads: int = 2) -> Iterator[Link]:
     """Every round of a group in order, each checked against the one before it."""
-    eye = GroupEye(store, group)
+    eye, previous = GroupEye(store, group), None
+    old = archive.archived(store, group)
     numbers = map(jobs.parse_before_name, federation.names(store, groups.globals_dir(group)))
-    episodes = sorted(n for n in numbers if n is not None)
-    newest, previous = max(episodes, default=0), None
+    episodes = {n for n in numbers if n is not None} | {first + 1 for first in old}
+    newest = max(episodes, default=0)
     for episode in range(min(episodes, default=1), newest + 1):
         number, model = episode - 1, None
         try:
-            model = eye.model(episode)
-            if model is None:
+            kept = eye.old(number) if old else None
+            if kept is not None:
+                model = kept.model
+                wrong = _record(model, kept.plan, previous)
+                yield Link(number, "broken" if wrong else "retired", wrong or "")
+            elif (model := eye.model(episode)) is None:
                 yield Link(number, "broken", f"{groups.global_dir(group, episode)} has no record")
             else:
                 yield _link(store, eye, model, previous, newest, recompute, threads)

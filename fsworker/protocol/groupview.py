@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fsworker.protocol import artifacts, federation, rounds
+from fsworker.protocol import archive, artifacts, federation, rounds
+from fsworker.protocol.archive import Old
 from fsworker.protocol.artifacts import Damaged, Done
 from fsworker.protocol.federation import Global
 from fsworker.protocol.fsops import Store, storage_error
@@ -63,6 +64,7 @@ class GroupEye:
         self._globals: dict[int, Global] = {}
         self._refusals: dict[tuple[int, str], Refusal] = {}
         self._members: tuple[list[str], tuple[str, ...]] = ([], ())
+        self._old: tuple[int, dict[int, Old]] = (0, {})
         self._looks = 0
 
     def look(self) -> View:
@@ -118,6 +120,15 @@ class GroupEye:
         """When a round got its first upload and when it closed."""
         path = f"{groups.round_dir(self.group, number)}/{groups.TIMES_FILE}"
         return federation.read_record(self.store, path, Times)
+
+    def old(self, number: int) -> Old | None:
+        """A round whose records are in a file with others; None when it is in none."""
+        for first in archive.archived(self.store, self.group):
+            if archive.covers(first, number):
+                if self._old[0] != first:  # one file at a time is held
+                    self._old = first, archive.read(self.store, self.group, first)
+                return self._old[1].get(number)
+        return None
 
     def final(self) -> Final | None:
         """Which model is the last one, once it is."""

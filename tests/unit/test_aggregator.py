@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedavg import publishing
+from ctl import groupstatus
+from fedavg import publishing, verifying
 from fedavg.aggregator import Aggregator, leadership
 from fedavg.keeper import GroupKeeper, Step
 from fsworker.errors import Busy
-from fsworker.protocol import federation, fsfolders
+from fsworker.protocol import archive, federation, fsfolders
 from fsworker.protocol.artifacts import Damaged
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
@@ -372,6 +374,50 @@ def test_what_is_old_goes_and_the_chain_stays(store: Store) -> None:
     with_weights = [n for n, names in kept.items() if "global_weights.pt" in names]
     assert sorted(with_weights) == ["before_ep_0004", "before_ep_0005", "before_ep_0006"]
     assert all("merge.json" in names for names in kept.values())
+
+
+def test_the_records_of_old_rounds_are_put_together(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "SPAN", 3)
+    make_group(store, "ab", keep_rounds=2)
+    folder = groups.group_dir("g")
+    rounds, models = f"{folder}/rounds", f"{folder}/to_worker"
+    remove, most = fsfolders.remove_tree, 0
+
+    def remove_some(store: Store, path: str, **how: Any) -> bool:
+        if path.endswith("before_ep_0003") and killed:
+            raise Shut
+        return remove(store, path, **how)
+
+    class Shut(Exception): ...
+
+    for episode in range(1, 13):
+        for job in "ab":
+            upload(store, "g", job, episode, float(episode))
+        killed = episode == 6  # in the middle of the first removal
+        with monkeypatch.context() as patch, pytest.raises(Shut) if killed else nullcontext():
+            patch.setattr(fsfolders, "remove_tree", remove_some)
+            keep(store)
+        most = max(most, len(store.scan(rounds)) if not killed else 0)
+    assert sorted(store.scan(f"{folder}/archive")) == ["0001.json", "0004.json", "0007.json"]
+    assert (len(store.scan(rounds)), len(store.scan(models)), most) == (3, 3, 5)
+    closed = groupstatus.look(store, "g", None, 12).closed
+    assert [one.plan.round for one in closed] == [*range(12, 0, -1)]
+    ghost = f"{rounds}/0002"  # of an aggregator that slept for weeks
+    fsfolders.make_folders(store, ghost)
+    store.put(f"{ghost}/plan.json", b"{}")
+    found = [link.found for link in verifying.walk(store, "g")]
+    assert found == ["retired"] * 9 + ["good"] * 3
+    old = GroupEye(store, "g").old(2)
+    assert old is not None and old.plan.round == 2 and old.times is not None
+    keep(store)
+    assert "0002" not in store.scan(rounds)
+    path = Path(store.path(groups.archive_file("g", 4)))
+    path.write_text(path.read_text().replace('\\"weight\\": 1.0', '\\"weight\\": 2.0'))
+    links = list(verifying.walk(store, "g"))
+    assert [link.round for link in links if link.found == "broken"] == [4, 5, 6]
+    assert "made by another plan" in links[3].why
 
 
 def test_a_retired_round_is_not_published_again(

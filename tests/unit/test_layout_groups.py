@@ -22,6 +22,7 @@ def test_what_is_written_is_read_back(group: str, job: str, number: int) -> None
     assert jobs.parse_after_name(jobs.after_name(number)) == number
     assert jobs.parse_before_name(jobs.before_name(number)) == number
     assert groups.parse_four(groups.round_dir(group, number).rpartition("/")[2]) == number
+    assert groups.parse_archive_name(groups.archive_file(group, number).split("/")[-1]) == number
     assert groups.parse_group_name(groups.group_dir(group).split("/")[2]) == group
     assert jobs.parse_job_name(jobs.job_dir(job).split("/")[2]) == job
     assert jobs.parse_job_name(groups.upload_dir(group, number, job).split("/")[-1]) == job

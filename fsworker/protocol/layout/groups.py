@@ -113,6 +113,22 @@ def parse_four(name: str) -> int | None:
     return int(name) if re.fullmatch(FOUR, name) else None
 
 
+def archive_dir(group: str) -> str:
+    """The folder of the records of old rounds, many in a file."""
+    return f"{group_dir(group)}/archive"
+
+
+def archive_file(group: str, first: int) -> str:
+    """The records of the rounds from `first` on."""
+    return f"{archive_dir(group)}/{four(first)}.json"
+
+
+def parse_archive_name(name: str) -> int | None:
+    """The first round of a file in `archive/`."""
+    number, dot, end = name.partition(".")
+    return parse_four(number) if (dot, end) == (".", "json") else None
+
+
 def globals_dir(group: str) -> str:
     """The folder of all global models."""
     return f"{group_dir(group)}/to_worker"

@@ -234,6 +234,28 @@ class Times(_Record):
     closed: float
 
 
+@dataclass(frozen=True, slots=True)
+class OldRound:
+    """The records of a round as they were in its folders, to the byte.
+
+    `published` is when `merge.json` was written (epoch seconds by the file server).
+    """
+
+    plan: str
+    merge: str
+    times: str | None
+    published: float
+
+
+@dataclass(frozen=True)
+class Archive(_Record):
+    """The rounds from `first` on, in their order; `archive/<first>.json`."""
+
+    group: str
+    first: int
+    rounds: tuple[OldRound, ...]
+
+
 @dataclass(frozen=True)
 class Final(_Record):
     """Where the last model of a group is; `final.json`. `folder` is relative to the run root."""
