@@ -14,6 +14,7 @@ from typing import Any
 
 from ctl import accounts, beats
 from ctl.accounts import Account, Submitted
+from ctl.bundle import checking
 from ctl.roots import Run
 from fsworker.errors import FormatError
 from fsworker.protocol import audit, audit_garbage, layout, segment
@@ -69,6 +70,7 @@ def audit_run(run: Run, *, quick: bool, progress: ProgressOf) -> Audit:
     found = Audit(seen, living(run), preparing=before.preparing)
     found.damage += store.run(audit.in_two_places(seen))
     found.damage += audit.unserved(seen, run.manifest.shard_count)
+    found.damage += checking.inspect(run, seen, quick=quick)
     if not quick:
         _read(store, found, progress)
     _sort_garbage(store, found)

@@ -185,6 +185,7 @@ def _left_words(finding: Finding) -> str:
         "unreadable": "see why the storage does not give it",
         "no result": "its reader answers for it",
         "unserved shard": "move the files by rename to a shard that is served",
+        "bundle": "ctl bundle of that release writes it anew",
     }.get(finding.kind, "nothing on the root can bring it back")
 
 

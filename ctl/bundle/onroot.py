@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import fsworker
 from fsworker.digest import package_digest
-from fsworker.errors import StorageError
+from fsworker.errors import Refused, StorageError
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.records.run import LaunchMeta
@@ -54,6 +58,40 @@ def provide(store: Store, meta: LaunchMeta) -> None:
     """Have on the root what a run that is about to start needs. StorageError."""
     if meta.bundle is not None:
         ensure(store)
+
+
+def renew(store: Store, meta: LaunchMeta) -> str:
+    """Have the bundle of this release there for a run that starts from one; its path.
+
+    Refused for a run that does not. StorageError.
+    """
+    if meta.bundle is None:
+        raise Refused("this run does not start from a bundle: give ctl start --bundle --replace")
+    ensure(store)
+    return path_here()
+
+
+@contextmanager
+def lent(store: Store, meta: LaunchMeta) -> Iterator[LaunchMeta]:
+    """The terms of a run that is not there yet, with its bundle hidden below `store` meanwhile."""
+    if meta.bundle is None or layout.MANIFEST in store.scan(""):
+        yield meta
+        return
+    folder = f".doctor~{secrets.token_hex(6)}"
+    path = f"{folder}/{meta.bundle.rpartition('/')[2]}"
+    try:
+        store.mkdir(folder)
+        store.publish(path, of_this_release().data)
+    except OSError as error:
+        raise storage_error(error, "write to", store.root) from None
+    try:
+        yield replace(meta, bundle=path)
+    finally:
+        store.remove_quietly(path)
+        try:
+            store.rmdir(folder)
+        except OSError:
+            pass  # it is hidden, and so is no run
 
 
 def damage(store: Store, path: str) -> str | None:

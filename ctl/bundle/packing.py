@@ -14,11 +14,11 @@ import json
 import marshal
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import MAGIC_NUMBER, source_hash
 
-from ctl.bundle.contents import MAIN
+from ctl.bundle.contents import MAIN, VENDOR
 from fsworker.bundled import FACTS
 
 _SHEBANG = b"#!/usr/bin/env python3\n"
@@ -50,6 +50,7 @@ def pack(sources: Mapping[str, bytes], release: str, package_digest: str) -> Bun
         "digest": digest,
         "package_digest": package_digest,
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+        "packages": dict(_versions(sources)),
     }
     files[FACTS] = json.dumps(facts, sort_keys=True).encode() + b"\n"
     buffer = io.BytesIO()
@@ -60,6 +61,15 @@ def pack(sources: Mapping[str, bytes], release: str, package_digest: str) -> Bun
             entry.create_system, entry.external_attr = 3, _MODE
             archive.writestr(entry, files[name])
     return Bundle(buffer.getvalue(), digest, release)
+
+
+def _versions(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """What is packed of others, by the folders of their papers."""
+    for name in names:
+        folder, _, paper = name.removeprefix(f"{VENDOR}/").partition("/")
+        if paper == "METADATA":
+            package, _, version = folder.removesuffix(".dist-info").partition("-")
+            yield package, version
 
 
 def bytecode(name: str, source: bytes) -> bytes:

@@ -6,9 +6,11 @@ the terms of a host may say otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from fsworker.protocol.layout import parse_bundle_name
 from fsworker.protocol.records.hostterms import HostTerms
 from fsworker.protocol.records.run import Heartbeat, LaunchMeta
 
@@ -60,14 +62,29 @@ def bundle_of(meta: LaunchMeta, host: str) -> str | None:
     return f"{meta.root}/{meta.bundle}"
 
 
-def summary(meta: LaunchMeta, beats: Mapping[str, Heartbeat | None]) -> dict[str, object] | None:
-    """What a look tells of bundles: the one that starts use, and the one each worker runs from.
-
-    None for a run that has nothing to do with any.
-    """
-    running = {h: b.versions["bundle"] for h, b in beats.items() if b and "bundle" in b.versions}
-    if meta.bundle is None and not running:
+def summary(
+    meta: LaunchMeta | None, beats: Mapping[str, Heartbeat | None]
+) -> dict[str, Any] | None:
+    """What a look tells of bundles: the one that starts use (`path`), its digest, and the release
+    and digest that each worker runs from (`hosts`). None for a run that has to do with none."""
+    running = {
+        host: {"release": beat.versions.get("shardfleet", ""), "digest": beat.versions["bundle"]}
+        for host, beat in beats.items()
+        if beat and "bundle" in beat.versions
+    }
+    path = meta.bundle if meta else None
+    if path is None and not running:
         return None
-    releases = {b.versions.get("shardfleet") for b in beats.values() if b}
-    release = releases.pop() if len(releases) == 1 else None
-    return {"path": meta.bundle, "release": release, "hosts": running}
+    return {"path": path, "digest": path and parse_bundle_name(path), "hosts": running}
+
+
+def lines(told: Mapping[str, Any] | None) -> Iterator[str]:
+    """The summary for people, a line for each bundle that workers run from."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for host, one in (told or {}).get("hosts", {}).items():
+        found.setdefault((one["release"], one["digest"]), []).append(host)
+    for (release, digest), hosts in sorted(found.items()):
+        who = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+        old = told and told["digest"] not in (None, digest)
+        note = f"; starts are from {told['digest']}" if told and old else ""
+        yield f"{who} from bundle {digest} (release {release}){note}"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import click
 
+import fsworker
 from ctl import completion, render
+from ctl.bundle import onroot
+from ctl.config import Config
 from ctl.session import Session
+from fsworker.digest import package_digest
 
 
 @click.command()
@@ -22,6 +26,7 @@ def command(session: Session, host: str | None, as_json: bool) -> None:
             for name, setting in config.settings.items()
         }
         told: dict[str, object] = {
+            "shardfleet": _release(config),
             "file": config.file,
             "looked": config.looked,
             "settings": settings,
@@ -31,11 +36,24 @@ def command(session: Session, host: str | None, as_json: bool) -> None:
             told["host"] = {"name": host, "settings": here}
         render.document(told)
         return
+    print(f"# shardfleet {', '.join(f'{k} {v}' for k, v in _release(config).items() if v)}")
     found = "this one holds" if config.file else "none is there"
     print(f"# fleet.toml: {config.file or ', '.join(config.looked)} ({found})")
     rows = [(name, _shown(s.value), s.source) for name, s in config.settings.items()]
     rows += [(f"{host}: {name}", _shown(v), source) for name, (v, source) in own.items()]
     render.table(("setting", "value", "from"), rows)
+
+
+def _release(config: Config) -> dict[str, str | None]:
+    """Which code this is: its release, its digest, and that of the bundle that it would write."""
+    bundle = onroot.of_this_release().digest if _bundles(config) else None
+    return {"release": fsworker.__version__, "code": package_digest(), "bundle": bundle}
+
+
+def _bundles(config: Config) -> bool:
+    """Whether any host is to run from a bundle."""
+    tables = (table.terms.bundle for table in config.tables.tables)
+    return bool(config.get("bundle")) or any(tables)
 
 
 def _shown(value: object) -> str:

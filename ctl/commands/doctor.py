@@ -7,6 +7,7 @@ import os
 import click
 
 from ctl import completion, launching, planning, render, roots
+from ctl.bundle import onroot
 from ctl.doctor import measure, report
 from ctl.doctor.measure import Patient
 from ctl.hosts import names_of
@@ -47,7 +48,7 @@ def command(
         raise UsageError("no root is named: give --root, or set FLEET_ROOT")
     meta, patient = _patient(session, os.path.abspath(base), hosts, functions, launcher)
     names = _hosts(session, meta, hosts)
-    with launching.opened(meta, names) as opened:
+    with onroot.lent(patient.store, meta) as meta, launching.opened(meta, names) as opened:
         found = measure.examine(patient, opened, names, session.config.get("width"))
     failure = measure.summary(found)
     if as_json:

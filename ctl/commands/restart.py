@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import click
 
 from ctl import beats, bringup, draining, launching, locks, render, roots, rundir
+from ctl.bundle import onroot
 from ctl.commands.drain import allow
 from ctl.commands.restart_host import complain
 from ctl.draining import Drain
@@ -34,12 +35,15 @@ class Manner:
     patience: float
     ready: float | None
     width: int
+    bundle: str | None = None
+    """The bundle to start from, where it is not the one of before."""
 
 
 @click.command()
 @root_option
 @click.option("--rolling", is_flag=True, help="One after the other; there is no other way.")
 @click.option("--batch", type=COUNT, default=1, show_default=True, help="Hosts at once.")
+@click.option("--bundle", is_flag=True, help="Go on from a bundle of this release.")
 @patience_option(GIVEN_BACK)
 @ready_option
 @json_option
@@ -49,6 +53,7 @@ def command(
     root: str | None,
     rolling: bool,
     batch: int,
+    bundle: bool,
     timeout: float,
     ready_timeout: float | None,
     as_json: bool,
@@ -69,9 +74,10 @@ def command(
     allow(session, run, todo)
     for host in down:
         session.note(f"host {host} is stopped on purpose and stays down")
-    manner = Manner(timeout, ready_timeout, session.config.get("width"))
+    renewed = onroot.renew(run.store, run.need_meta()) if bundle else None
+    manner = Manner(timeout, ready_timeout, session.config.get("width"), renewed)
     done: list[str] = []
-    with launching.opened(run.need_meta()) as launcher:
+    with launching.opened(_from(run.need_meta(), manner)) as launcher:
         for at in range(0, len(todo), batch):
             part = todo[at : at + batch]
             try:
@@ -84,6 +90,10 @@ def command(
     else:
         session.say(f"restarted {len(done)} hosts")
     return 0
+
+
+def _from(meta: LaunchMeta, manner: Manner) -> LaunchMeta:
+    return meta if manner.bundle is None else replace(meta, bundle=manner.bundle)
 
 
 def _hosts(run: roots.Run) -> tuple[list[str], list[str]]:
@@ -118,7 +128,7 @@ def _restart(
         _await_others(session, run, before, hosts, manner.ready)
         # The number first: a watcher then sees hosts that start, and leaves them alone.
         launches = {host: before.launches.get(host, 0) + 1 for host in hosts}
-        meta = replace(before, launches={**before.launches, **launches})
+        meta = _from(replace(before, launches={**before.launches, **launches}), manner)
         launching.publish(store, meta, hosts)
         drain = Drain(store, before, hosts, manner.patience, manner.width)
         draining.announce(drain)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ctl import groupstatus, health, render, roots, statusview, units
+from ctl.bundle import terms as bundle_terms
 from ctl.params import DURATION, json_option, root_option
 from ctl.session import Session
 from fsworker.errors import FleetError
@@ -62,8 +63,14 @@ def _document(run: roots.Run, look: statusview.Look, code: int) -> dict[str, Any
         "scheduler": _scheduler(run),
         "aggregator": groupstatus.aggregator(run.store).fields(),
         "unknown_status_files": look.strangers,
+        "bundle": _bundle(run, look),
         "meta": meta_fields(run),
     }
+
+
+def _bundle(run: roots.Run, look: statusview.Look) -> dict[str, Any] | None:
+    """Which bundle the run starts hosts from, and which one each worker runs from."""
+    return bundle_terms.summary(run.meta, {host.host: host.beat for host in look.hosts})
 
 
 def _scheduler(run: roots.Run) -> list[dict[str, str]] | None:
@@ -115,6 +122,8 @@ def _table(run: roots.Run, look: statusview.Look) -> None:
         print(f"  job {job['job']}: {job['state']} {where} ({job['member']})")
     if (merging := groupstatus.aggregator(run.store)).beat is not None:
         print(f"  {render.clean(merging.words)}; see ctl rounds")
+    for line in bundle_terms.lines(_bundle(run, look)):
+        print(f"  {render.clean(line)}")
     for name in look.strangers:
         print(f"  status/{name} belongs to no host of this run")
 

@@ -18,13 +18,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import fsworker
+from fsworker import bundled
 from fsworker.digest import package_digest
 from fsworker.host.importable import why_not
 from fsworker.host.logind import session_warnings
 from fsworker.protocol.fsops import Store
 
-NEEDED = ("filelock", "msgpack", "psutil")
-"""The installed packages that a worker uses."""
+NEEDED = ("click", "msgpack")
+"""The packages that a worker imports; a bundle brings its own."""
 TRIAL = 1 << 20
 """Bytes that are written to see whether a quota or a full disk says no."""
 ANSWER_WITHIN = 15.0
@@ -63,23 +64,25 @@ def examine(request: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _python() -> dict[str, str]:
+def _python() -> dict[str, str | None]:
     return {
         "version": platform.python_version(),
         "path": sys.executable,
         "shardfleet": fsworker.__version__,
         "digest": package_digest(),
+        "bundle": bundled.archive(),
         "hostname": platform.node(),
     }
 
 
 def _packages() -> dict[str, str | None]:
     found: dict[str, str | None] = {}
+    packed = bundled.facts().get("packages", {})
     for name in NEEDED:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
+            found[name] = packed.get(name)
     return found
 
 

@@ -134,8 +134,8 @@ def test_one_listing_a_folder_and_no_more_when_nothing_is_wrong(root: Root) -> N
     root.store.calls.clear()
     auditing.audit_run(run, quick=False, progress=_silent)
     # inbox, its 2 shards, claims, outbox, its stream, dead, quarantine; status for who is alive,
-    # and the folder of what `ctl submit` has noted.
-    assert root.store.calls["list"] == 10
+    # the folder of what `ctl submit` has noted, and that of bundles.
+    assert root.store.calls["list"] == 11
     assert root.store.calls["open"] == 50
 
 
