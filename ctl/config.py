@@ -19,6 +19,7 @@ from ctl.hostterms import read as read_tables
 from ctl.tomlfile import read_toml
 from fsworker.errors import UsageError
 from fsworker.protocol.records import slots
+from fsworker.protocol.records.needs import labels_of
 
 FILE_NAME = "fleet.toml"
 DEFAULT_FUNCTION = "areal.reward.gsm8k.gsm8k_reward_fn"
@@ -99,6 +100,7 @@ SETTINGS: dict[str, Known] = {
     "gpus": Known(slots.gpus, help="GPUs that the slots of a worker share out"),
     "slots_per_gpu": Known(units.count, help="slots that may share a GPU"),
     "slot_async": Known(slotterms.coroutines, 1, help="coroutines that a slot runs at once"),
+    "labels": Known(labels_of, (), help="what every worker offers to tasks that need it"),
     "attach": Known(_hosts, help="names under which workers may join by themselves"),
     "log_level": Known(_text, "INFO", help="log level of the workers"),
     "ready_timeout": Known(units.positive, 60.0, help="time for all workers to be ready"),

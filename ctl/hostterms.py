@@ -2,7 +2,8 @@
 
 A cluster is seldom of one kind: the login of some nodes goes through a gateway, others need a
 module or another Python. A table that names a set of hosts holds for each of them; where several
-do, the one that is written last wins, value by value (environments and ssh options name by name).
+do, the one that is written last wins, value by value (environments and ssh options name by name);
+labels add up.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ctl import units
 from ctl.hosts import names_of
 from fsworker.errors import UsageError
 from fsworker.protocol.records.hostterms import HostTerms
+from fsworker.protocol.records.needs import labels_of
 
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 
@@ -112,11 +114,12 @@ def _over(below: HostTerms, above: HostTerms) -> HostTerms:
         tmp=above.tmp or below.tmp,
         ssh={**below.ssh, **above.ssh},
         bundle=below.bundle if above.bundle is None else above.bundle,
+        labels=tuple(dict.fromkeys((*below.labels, *above.labels))),
     )
 
 
 def _said(terms: HostTerms) -> dict[str, Any]:
-    plain = {"python": terms.python, "setup": terms.setup, "tmp": terms.tmp}
+    plain = {name: getattr(terms, name) for name in ("python", "setup", "tmp", "labels")}
     found: dict[str, Any] = {key: value for key, value in plain.items() if value}
     found |= {} if terms.bundle is None else {"bundle": terms.bundle}
     found |= {f"env.{name}": value for name, value in terms.env.items()}
@@ -179,4 +182,5 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "tmp": _path,
     "ssh": _ssh,
     "bundle": _truth,
+    "labels": labels_of,
 }

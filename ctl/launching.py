@@ -87,6 +87,7 @@ def request_for(meta: LaunchMeta, host: str) -> LaunchRequest:
         python=terms.python or meta.python,
         env=env_for(meta.env, terms),
         log_level=meta.log_level,
+        labels=tuple(dict.fromkeys((*meta.labels, *terms.labels))),
         wait=HOSTS_SHARE * float(meta.launcher_options.get("start_timeout", 60.0)),
     )
 

@@ -69,6 +69,22 @@ def python_options(command: F) -> F:
     return command
 
 
+_MEMBER_OPTIONS = (
+    click.option("--log-level", help="Log level of the workers [default: INFO]."),
+    click.option(
+        "--label", "labels", multiple=True, metavar="LABEL", help="What the workers offer."
+    ),
+    click.option("--attach", metavar="SET", help="Names that may join by fsworker attach."),
+)
+
+
+def member_options(command: F) -> F:
+    """What holds for all workers, and who may become one."""
+    for option in reversed(_MEMBER_OPTIONS):
+        command = option(command)
+    return command
+
+
 def verb(group: click.Group, name: str, *more: Callable[..., Any]) -> Callable[..., click.Command]:
     """A command of a group that is about a run: with --root, --json, and `more`, in this order."""
 

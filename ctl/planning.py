@@ -26,6 +26,7 @@ from ctl.workers import choose_workers, count_shards
 from fsworker import errors, patterns
 from fsworker.errors import Refused, UsageError
 from fsworker.protocol.records.hostterms import HostTerms
+from fsworker.protocol.records.needs import labels_of
 from fsworker.protocol.records.run import LOG_LEVELS, LaunchMeta, Manifest, WorkerSpec
 
 _FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*(?:[.:][^\W\d]\w*)(?:\.[^\W\d]\w*)*")
@@ -151,6 +152,7 @@ def _meta(
         heartbeat_stale=pick("heartbeat_stale"),
         launches=launches,
         pass_env=passing.check(pick("pass_env"), os.environ),
+        labels=check_labels(pick("labels")),
     )
 
 
@@ -180,6 +182,7 @@ FLAGS = (
     "log_level",
     "slot_start",
     "attach",
+    "labels",
     *slotterms.NAMES,
 )
 """The options of `start` that override the setting of the same name."""
@@ -202,6 +205,14 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
     if value not in choices:
         raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
     return value
+
+
+def check_labels(words: Sequence[str]) -> tuple[str, ...]:
+    """What every worker offers; a word may hold several, with commas between."""
+    try:
+        return labels_of(",".join(words))
+    except ValueError as error:
+        raise UsageError(f"--label: {error}") from None
 
 
 def check_functions(names: Sequence[str]) -> tuple[str, ...]:

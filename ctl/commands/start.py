@@ -35,6 +35,7 @@ from ctl.params import (
     START,
     WHOLE,
     json_option,
+    member_options,
     python_options,
 )
 from ctl.planning import Plan, Wish
@@ -108,8 +109,7 @@ from fsworker.protocol import layout
     help="Environment of the workers; may be given several times.",
 )
 @click.option("--group", metavar="GROUP", help="Share the run root with this group.")
-@click.option("--log-level", help="Log level of the workers [default: INFO].")
-@click.option("--attach", metavar="SET", help="Names that may join by fsworker attach.")
+@member_options
 @click.option("--replace", is_flag=True, help="Stop the workers of a live root first.")
 @click.option("--federation", is_flag=True, help="Merge rounds: leave an aggregator running.")
 @click.option("--watch", "with_watch", is_flag=True, help="Leave a watcher running.")

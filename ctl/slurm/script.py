@@ -46,7 +46,8 @@ def build(
     own = [f"{meta.root}/{meta.bundle}"] if meta.from_bundle else ["-m", "fsworker"]
     argv = [meta.python or "python3", *own, "attach", "--root", meta.root]
     argv += ["--parallel", str(book.parallel), "--job-slots", str(book.job_slots)]
-    argv += ["--labels", "slurm", "--log-level", meta.log_level, "--shard", str(shard)]
+    labels = ",".join(("slurm", *meta.labels))
+    argv += ["--labels", labels, "--log-level", meta.log_level, "--shard", str(shard)]
     argv += ["--grace", f"{terms.grace * 0.8:g}"]
     argv += ["--max-idle", f"{terms.max_idle:g}"] if terms.max_idle else []
     lines.append(f'exec {shlex.join(argv)} --name "slurm-$SLURM_JOB_ID"')

@@ -157,9 +157,9 @@ def _wrapper_options(options: Options, member: Member) -> wrapper.Options:
         log_level=options.log_level,
         host=member.host,
         job_slots=options.job_slots,
+        labels=member.labels,
     )
     argv = request.worker_argv(bundled.command(python=options.python))
-    argv += [word for label in member.labels for word in ("--label", label)]
     said = {"--max-idle": options.max_idle, "--cpus": options.cpus, "--ram-mb": options.memory_mb}
     said["--grace"] = options.grace
     argv += [word for k, v in said.items() if v for word in (k, f"{v:g}")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ env = { LANG = "C", A = "all" }
 
 [defaults]
 python = "/usr/bin/python3"
+labels = "x86"
 env = { B = "default" }
 
 [hosts."node[01-04]"]
@@ -35,6 +37,7 @@ ssh = { Port = 2222, ProxyJump = "gate" }
 
 [hosts.node02]
 python = "/opt/python"
+labels = ["a100", "x86"]
 ssh = { Port = 22 }
 
 [hosts.lone]
@@ -55,9 +58,11 @@ def test_the_last_table_wins_value_by_value(tmp_path: Path) -> None:
         {"A": "set", "B": "default", "C": "3"},
         "/local scratch",
         {"Port": "22", "ProxyJump": "gate"},
+        labels=("x86", "a100"),
     )
     assert tables.terms("NODE01").ssh["Port"] == "2222"
-    assert tables.terms("lone") == HostTerms("/usr/bin/python3", env={"B": "default"})
+    lone = HostTerms("/usr/bin/python3", env={"B": "default"}, labels=("x86",))
+    assert tables.terms("lone") == lone
 
 
 def test_hosts_that_are_named_by_tables_are_allowed(tmp_path: Path) -> None:
@@ -82,6 +87,7 @@ def test_hosts_that_are_named_by_tables_are_allowed(tmp_path: Path) -> None:
         ('[defaults.ssh]\nPort = "1\\n2"\n', "one line of text"),
         ('[defaults.env]\n"1A" = "x"\n', "[defaults] env"),
         ("[defaults.env]\nA = [1]\n", "must be a text or a number"),
+        ("[defaults]\nlabels = [3]\n", "a label must be a text"),
         ("defaults = 3\n", "[defaults] must be a table"),
     ],
 )
@@ -93,7 +99,7 @@ def test_what_is_wrong_is_named_with_file_table_and_key(
     assert words in str(caught.value) and "fleet.toml" in str(caught.value)
 
 
-def plan(tmp_path: Path, **flags: str) -> LaunchMeta:
+def plan(tmp_path: Path, **flags: Any) -> LaunchMeta:
     found = load(tmp_path)
     allowed = Allowed(parse(found.get("hosts"), "x"), "x")
     wish = Wish(hosts="node[01-02],lone", functions=("json:loads",), flags=dict(flags))
@@ -117,6 +123,18 @@ def test_a_python_on_the_command_line_wins_over_all_tables(tmp_path: Path) -> No
     meta = plan(tmp_path, python="/mine/python")
     assert launching.request_for(meta, "node02").python == "/mine/python"
     assert launching.request_for(meta, "node02").env["TMPDIR"] == "/local scratch"
+
+
+def test_labels_of_all_workers_and_of_single_ones_add_up(tmp_path: Path) -> None:
+    meta = plan(tmp_path, labels=("fast,x86", "big"))
+    asked = launching.request_for(meta, "node02")
+    assert asked.labels == ("fast", "x86", "big", "a100")
+    argv = asked.worker_argv(["python3", "-m", "fsworker"])
+    assert [w for before, w in zip(argv, argv[1:], strict=False) if before == "--label"] == [
+        "fast", "x86", "big", "a100",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="--label: "):
+        plan(tmp_path, labels=("a\tb",))
 
 
 def test_setup_lines_come_after_those_of_all_hosts_and_the_folder_is_made_first() -> None:

@@ -20,3 +20,5 @@ class HostTerms:
     tmp: str | None = None
     ssh: dict[str, str] = field(default_factory=dict)
     bundle: bool | None = None
+    labels: tuple[str, ...] = ()
+    """What its worker offers beside those of all workers."""

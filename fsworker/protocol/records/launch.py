@@ -30,6 +30,7 @@ class LaunchRequest:
     log_level: str = "INFO"
     wait: float = 10.0
     host: str = ""
+    labels: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, request: Mapping[str, Any]) -> LaunchRequest:
@@ -48,4 +49,5 @@ class LaunchRequest:
         argv += ["--shard", str(self.shard), "--host", self.host]
         argv += ["--concurrency", str(self.concurrency), "--launch", str(self.launch)]
         argv += ["--job-slots", str(self.job_slots), "--log-level", self.log_level]
+        argv += [word for label in self.labels for word in ("--label", label)]
         return [*argv, *self.slots.argv()]

@@ -105,6 +105,8 @@ class LaunchMeta(_Record):
     """Names of variables that hosts get from whoever starts them; their values are not recorded."""
     bundle: str | None = None
     """The file under the root that hosts without packages run from."""
+    labels: tuple[str, ...] = ()
+    """What every worker offers."""
     from_bundle: bool = False
     """Whether hosts run from it whose terms do not say."""
 
