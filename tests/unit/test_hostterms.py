@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +131,8 @@ def test_labels_of_all_workers_and_of_single_ones_add_up(tmp_path: Path) -> None
     asked = launching.request_for(meta, "node02")
     assert asked.labels == ("fast", "x86", "big", "a100")
     argv = asked.worker_argv(["python3", "-m", "fsworker"])
-    assert [w for before, w in zip(argv, argv[1:], strict=False) if before == "--label"] == [
-        "fast", "x86", "big", "a100",
-    ]  # fmt: skip
+    said = [word for before, word in pairwise(argv) if before == "--label"]
+    assert said == ["fast", "x86", "big", "a100"]
     with pytest.raises(UsageError, match="--label: "):
         plan(tmp_path, labels=("a\tb",))
 
