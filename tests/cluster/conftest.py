@@ -36,6 +36,39 @@ def cluster() -> Iterator[Cluster]:
         yield kept
         kept.save()  # machines that were switched off and on are other processes now
         return
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n 2`: all that needs the machines in one process, what needs none in the other."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByRig(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            alone = ("test_slurm.py", "test_systemd.py")
+            return "slurm" if any(name in nodeid for name in alone) else "machines"
+
+    return ByRig(config, log)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """No test takes longer than what is left of the budget; before pytest-timeout looks."""
+    if HERE in item.path.parents and math.isfinite(BUDGET):
+        own = item.get_closest_marker("timeout")
+        seconds = min(own.args[0] if own else math.inf, max(1.0, _left()))
+        item.add_marker(pytest.mark.timeout(seconds), append=False)
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if _left() <= 0:
+        pytest.fail(f"the {BUDGET:.0f} s for this level are spent: this test was not run", False)
+
+
+def _left() -> float:
+    return BUDGET - (time.monotonic() - _BEGUN)
+
+
     why = vmcluster.missing()
     if why:
         pytest.skip(why)
