@@ -25,6 +25,8 @@ from environments import python_with
 from report import Report, median, percentile, ratio_in_pairs
 
 PARTS = ("throughput", "latency", "kill", "idle", "calls", "slots", "scale")
+TRIES = 4
+"""How often a contender is tried in a repetition: one of them ends by itself in every other run."""
 LIGHT = {e.name for e in ENTRIES if not e.packages}
 
 
@@ -66,11 +68,9 @@ class Contest:
         for turn in range(self._args.repetitions):
             for entry in self.entries:
                 self._out.say(f"{turn + 1}/{self._args.repetitions} {entry.name}")
-                try:
-                    with Driver(entry.module, self._pythons[entry.name]) as driver:
-                        self._measure(entry, driver, last=turn + 1 == self._args.repetitions)
-                except Exception as error:
-                    self._out.say(f"{entry.name} failed: {error}")
+                last = turn + 1 == self._args.repetitions
+                if not any(self._tried(entry, last=last) for _ in range(TRIES)):
+                    self._out.say(f"{entry.name} is given up in this repetition")
         self._out.figures["rates"] = self.rates
         self._out.figures["latencies"] = self.latencies
         self._out.figures["kills"] = self.kills
@@ -85,15 +85,21 @@ class Contest:
             return False
         return True
 
+    def _tried(self, entry: Entry, *, last: bool) -> bool:
+        """Whether a contender could be measured."""
+        try:
+            with Driver(entry.module, self._pythons[entry.name]) as driver:
+                self._measure(entry, driver, last=last)
+        except Exception as error:
+            self._out.say(f"{entry.name} failed: {error}")
+            return False
+        return True
+
     def _measure(self, entry: Entry, driver: Driver, *, last: bool) -> None:
         quick = self._args.quick
         if "throughput" in self._args.only:
             for fn in ("noop", "grade"):
-                try:
-                    found = driver.ask("throughput", fn=fn, share=0.25 if quick else 1.0)
-                except RuntimeError as error:
-                    self._out.say(f"{entry.name}, {fn}: {error}")
-                    continue
+                found = driver.ask("throughput", fn=fn, share=0.25 if quick else 1.0)
                 self.rates[fn][entry.name].append(found["rate"])
         if "latency" in self._args.only and entry.name != SUBMIT:
             count = latencies.count(entry.module, quick)
