@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ctl import completion, render, roots
-from ctl.explain import batches, hosts
+from ctl.explain import batches, hosts, jobs
 from ctl.explain.story import Story
 from ctl.params import json_option, root_option
 from ctl.roots import Run
@@ -14,12 +14,12 @@ from fsworker.errors import NotRunning
 
 
 @click.command()
-@click.argument("name", metavar="HOST|BATCH|TASK", shell_complete=completion.hosts)
+@click.argument("name", metavar="HOST|BATCH|TASK|JOB", shell_complete=completion.hosts)
 @root_option
 @json_option
 @click.pass_obj
 def command(session: Session, name: str, root: str | None, as_json: bool) -> int:
-    """Explain a host, a batch, or a task.
+    """Explain a host, a batch, a task, or a training job.
 
     Says where it is and why, what happened to it, the last words of its worker, and what happens
     next. A task is BATCH:INDEX, or its id while it waits or runs. Contacts no host and changes
@@ -29,8 +29,8 @@ def command(session: Session, name: str, root: str | None, as_json: bool) -> int
     stories = _stories(run, name)
     if not stories:
         raise NotRunning(
-            f"{name!r} is no host of this run, and no batch or task of that name waits, runs or is "
-            f"kept in {run.root}: see ctl status for hosts, ctl fsck for streams"
+            f"{name!r} is no host of this run and no job, and no batch or task of that name waits, "
+            f"runs or is kept in {run.root}: see ctl status for hosts, ctl fsck for streams"
         )
     if as_json:
         render.document({"root": run.root, "stories": [s.fields() for s in stories]})
@@ -44,6 +44,8 @@ def _stories(run: Run, name: str) -> list[Story]:
     look = hosts.view(run)
     if name in run.hosts:
         return [hosts.explain(run, look, name)]
+    if of_jobs := jobs.explain(run, look, name):
+        return of_jobs
     told = (batches.explain(run, look, batch, index) for batch, index in batches.named(run, name))
     return [story for story in told if story is not None]
 

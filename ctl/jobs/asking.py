@@ -15,7 +15,7 @@ from ctl import units
 from ctl.tomlfile import read_toml
 from fsworker.errors import FormatError, UsageError
 from fsworker.jobs import templates
-from fsworker.protocol.records import coding
+from fsworker.protocol.records import coding, slots
 from fsworker.protocol.records.job import JSON_AGENTS, Job, new_job_id, utc_now
 
 MOST_JOBS = 10_000
@@ -62,6 +62,8 @@ def make(told: Mapping[str, Any], source: str) -> list[Job]:
     for name in _DURATIONS:
         if name in fields:
             fields[name] = _duration(fields[name], name, source)
+    if "log_limit" in fields:
+        fields["log_limit"] = _size(fields["log_limit"], source)
     for name in _PATHS:
         if fields.get(name) == "":
             raise UsageError(f"{source}: field {name!r} is empty: name a file, or leave it out")
@@ -90,6 +92,11 @@ def _job(fields: dict[str, Any], source: str) -> Job:
         raise UsageError(str(error)) from None
     if (problem := job.problem()) is not None:
         raise UsageError(f"{source}: {problem}")
+    if job.agent_loop and job.per_episode_sync:
+        raise UsageError(
+            f"{source}: agent_loop trains all episodes in one process, per_episode_sync starts a "
+            "process for each: choose one"
+        )
     return job
 
 
@@ -112,6 +119,13 @@ def _duration(value: object, name: str, source: str) -> float:
         return units.duration(value)
     except ValueError as error:
         raise UsageError(f"{source}: {name}: {error}") from None
+
+
+def _size(value: object, source: str) -> int:
+    try:
+        return 0 if str(value).strip() == "0" else slots.size(value)
+    except ValueError as error:
+        raise UsageError(f"{source}: log_limit: {error}, or 0 for all of it") from None
 
 
 def _text(value: object) -> str:

@@ -16,7 +16,7 @@ from ctl.beats import HEARTBEAT_LIMIT
 from ctl.jobs.board import Board
 from ctl.roots import Run
 from fsworker.client.submitter import Submitter
-from fsworker.errors import FormatError, NotRunning, Refused, StorageError, UsageError
+from fsworker.errors import FleetError, FormatError, NotRunning, Refused, StorageError, UsageError
 from fsworker.protocol import artifacts, federation, fsfolders, jobstate, layout, packing, segment
 from fsworker.protocol.fsops import storage_error
 from fsworker.protocol.layout import Token
@@ -46,25 +46,46 @@ def submit(run: Run, jobs: Sequence[Job]) -> list[Token]:
         for job in made:
             _undo(run, job)
         raise
-    tokens = []
     life = layout.new_incarnation()
-    for job, shard in zip(jobs, shards, strict=True):
-        token = Token(layout.batch_id(layout.job_stream(job.job_id), life, 0), shard)
-        send(run, job, token, life)
-        tokens.append(token)
+    tokens = [
+        Token(layout.batch_id(layout.job_stream(job.job_id), life, 0), shard)
+        for job, shard in zip(jobs, shards, strict=True)
+    ]
+    _send_all(run, jobs, tokens, life)
     return tokens
+
+
+def _send_all(run: Run, jobs: Sequence[Job], tokens: Sequence[Token], life: str) -> None:
+    """Put all tokens into inboxes; of a job whose token cannot be, nothing stays."""
+    submitter, sent = Submitter(run.store, life), 0
+    try:
+        for job, token in zip(jobs, tokens, strict=True):
+            _send(submitter, job, token)
+            sent += 1
+    except FleetError as error:
+        for job in jobs[sent:]:
+            _undo(run, job)
+        if not sent:
+            raise
+        text = f"{error}; {sent} of {len(jobs)} jobs were submitted before"
+        raise StorageError(text, path=error.path) from None
+    submitter.sync(token.shard for token in tokens)
 
 
 def send(run: Run, job: Job, token: Token, life: str) -> None:
     """Put the token of a job into an inbox."""
+    submitter = Submitter(run.store, life)
+    _send(submitter, job, token)
+    submitter.sync([token.shard])
+
+
+def _send(submitter: Submitter, job: Job, token: Token) -> None:
     record = packing.pack([job.job_id, [job.to_json().decode()]])
     meta = {"stream": layout.job_stream(job.job_id), "kind": KIND, "created": time.time()}
     if job.after is not None:
         meta["after"] = job.after
-    submitter = Submitter(run.store, life)
     submitter.prepare(token, segment.encode(Segment(segment.BATCH, meta, [record])))
     submitter.enqueue(token)
-    submitter.sync([token.shard])
 
 
 def check(run: Run, job: Job) -> None:
@@ -156,10 +177,23 @@ def _make_folder(run: Run, job: Job) -> None:
     prepared = artifacts.prepare(run.store, target)
     try:
         run.store.put(f"{prepared}/{layout.jobs.JOB_FILE}", job.to_json())
-    except OSError as error:
+        ours = artifacts.publish(run.store, prepared, target)
+    except (OSError, StorageError) as error:
+        _clear(run, prepared, target)
+        if isinstance(error, StorageError):
+            raise
         raise storage_error(error, "write", run.store.path(target)) from None
-    if not artifacts.publish(run.store, prepared, target):
+    if not ours:
         raise Refused(f"there is a job {job.job_id!r} in {run.root}: take another id")
+
+
+def _clear(run: Run, prepared: str, target: str) -> None:
+    """Leave nothing of a folder that could not be made; only our own rename takes its old name."""
+    try:
+        there = prepared.rpartition("/")[2] in run.store.scan(layout.jobs.JOBS)
+    except OSError:
+        there = True
+    fsfolders.remove_tree(run.store, prepared if there else target)
 
 
 def _undo(run: Run, job: Job) -> None:

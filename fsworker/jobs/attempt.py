@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -21,7 +22,7 @@ from fsworker.jobs.control import Control
 from fsworker.jobs.metrics import Collector
 from fsworker.jobs.process import Command, Ended
 from fsworker.jobs.ticket import Ticket
-from fsworker.protocol import fsfolders, jobstate, layout
+from fsworker.protocol import fsfolders, joblog, jobstate, layout
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.records.job import AttemptNote, Job, utc_now
 
@@ -31,6 +32,8 @@ T = TypeVar("T")
 
 CHECK_PATIENCE = 300.0
 """Seconds that a command before or after a job may take."""
+LOG_EVERY = 1.0
+"""Seconds between two looks at the length of the log."""
 PREFLIGHT, POSTFLIGHT = "FLEET_PREFLIGHT", "FLEET_POSTFLIGHT"
 """Variables of a worker: commands of the host, for every job."""
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 120.0)
@@ -51,7 +54,8 @@ class AttemptFolder:
         self._log = self.insist(lambda: _open_log(store, self.log_path))
         self.metrics = Collector(store, f"{self.folder}/{jobstate.METRICS_FILE}")
         control.attach(self.metrics.reading, self.metrics.hear)
-        control.each_time(self.metrics.tend)
+        self._log_due = 0.0
+        control.each_time(self._tend)
         self._env = self._environment()
         self.note = AttemptNote(
             job.job_id,
@@ -61,6 +65,16 @@ class AttemptFolder:
             utc_now(),
             deaths=ticket.token.deaths,
         )
+
+    def _tend(self) -> None:
+        self.metrics.tend()
+        if time.monotonic() < self._log_due:
+            return
+        self._log_due = time.monotonic() + LOG_EVERY
+        try:
+            joblog.shorten(self._log, self.job.log_limit)
+        except OSError as error:
+            log.warning("cannot bound the log of job %s: %s", self.job.job_id, error)
 
     def say(self, sentence: str) -> None:
         """A line of ours in the log of the job, and in the worker's."""
@@ -162,7 +176,7 @@ class AttemptFolder:
 
 
 def _open_log(store: Store, path: str) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     fd = os.open(store.path(path), flags, 0o600)
     if store.group_writable:
         os.fchmod(fd, 0o660)  # whatever the umask says

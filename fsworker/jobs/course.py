@@ -10,7 +10,7 @@ import time
 
 from fsworker import outcomes
 from fsworker.errors import FleetError, StorageError
-from fsworker.jobs import environment, handing, summary, templates
+from fsworker.jobs import environment, handing, retention, summary, templates
 from fsworker.jobs.attempt import AttemptFolder, words
 from fsworker.jobs.control import Interrupted
 from fsworker.jobs.episodes import Await, Event, Step, Train, Upload
@@ -142,7 +142,19 @@ class Course:
         self._last = episode, handing.episode_weights(self._store, done)
         fsfolders.remove_tree(self._store, folder)
         self._at.say(f"episode {episode} is finished")
+        self._prune(episode)
         return episode
+
+    def _prune(self, episode: int) -> None:
+        if self._job.keep_checkpoints is None:
+            return
+        try:
+            gone = retention.prune(self._store, self._job, episode)
+        except (OSError, FleetError) as error:
+            self._at.say(f"old checkpoints stay for now: {error}")
+            return
+        if gone:
+            self._at.say(f"checkpoints up to that of episode {gone[-1]} are removed")
 
     def _record(
         self, step: Train, found: Found, told: Summary, count: int, weights: Weights

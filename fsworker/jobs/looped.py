@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import NoReturn
 
 from fsworker.agent import AgentClosed, Answer, Peer
 from fsworker.errors import FleetError
@@ -19,6 +20,7 @@ from fsworker.jobs.templates import Turn
 
 LOOK = 0.05
 GOODBYE = 5.0
+"""Seconds for a process to end after a goodbye, and for the word that it was told to."""
 
 
 class EpisodeFailed(FleetError):
@@ -33,12 +35,14 @@ class Loop:
         self._started: Started | None = None
         self._peer: Peer | None = None
         self._starts = 0
+        self._at_episode = 0
 
     def train(self, turn: Turn, argv: list[str], env: dict[str, str]) -> Ended:
         """Have one episode trained. Raises OSError when the process cannot be started."""
         if self._started is None:
             self._start(argv, env)
         assert self._peer is not None and self._started is not None
+        self._at_episode = turn.episode
         meta = {"episode": turn.episode}
         data = {"weights": turn.weights, "checkpoint": turn.checkpoint}
         self._at.metrics.begin()
@@ -82,11 +86,14 @@ class Loop:
 
     def _wait(self, deadline: float) -> tuple[Why, Answer | None]:
         assert self._peer is not None and self._started is not None
+        patience: float | None = None
         while True:
             try:
                 answer = self._peer.get_result(timeout=LOOK)
             except AgentClosed:
-                answer = None  # it said goodbye, and is about to end
+                # It ends now, or was told to and we hear of it next; or another agent follows.
+                patience = patience or time.monotonic() + max(GOODBYE, self._at.job.grace)
+                answer = None
                 self._at.control.listen(LOOK)
             if answer is not None:
                 return "exit", answer
@@ -94,9 +101,32 @@ class Loop:
             if self._at.control.told is not None:
                 return self._at.control.told, None
             if self._started.child.poll() is not None:
-                return "exit", None
+                return self._ended_alone(), None
+            if self._peer.connected:
+                patience = None
+            if patience is not None and time.monotonic() >= patience:
+                self._left(self._peer.over or "said goodbye and went on")
             if time.monotonic() >= deadline:
                 return "timeout", None
+
+    def _ended_alone(self) -> Why:
+        """The process ended before it answered; by itself, unless we hear that it was told to."""
+        assert self._started is not None
+        end = time.monotonic() + GOODBYE
+        while self._started.child.returncode == 0 and time.monotonic() < end:
+            self._at.control.listen(LOOK)
+            if self._at.control.told is not None:
+                return self._at.control.told
+        if self._started.child.returncode == 0:
+            self._left("ended with exit code 0")
+        return "exit"
+
+    def _left(self, how: str) -> NoReturn:
+        """Nobody killed it, so that to start it again would only repeat this."""
+        self._end("exit")
+        raise EpisodeFailed(
+            f"the training loop {how} before it answered episode {self._at_episode}"
+        )
 
     def _end(self, why: Why) -> Ended:
         """End the process, and say how it did."""
@@ -106,8 +136,6 @@ class Loop:
         ended = process.end_started(started, why, self._at.place, self._at.control)
         self._at.left.update(ended.left)
         peer.bye(agent_ended=True)
-        if ended.why == "exit" and ended.code == 0:
-            return Ended("exit", 1, ended.left)  # it left in the middle of an episode
         return ended
 
 

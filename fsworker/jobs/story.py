@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fsworker.jobs import handing
+from fsworker.jobs import handing, retention
 from fsworker.jobs.attempt import AttemptFolder
 from fsworker.jobs.episodes import End, Progress, begin
-from fsworker.protocol import artifacts, federation, jobstate, layout
+from fsworker.protocol import federation, jobstate, layout
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout.jobs import Attempt
 from fsworker.protocol.records.artifact import Done
@@ -73,15 +73,12 @@ class Tally:
     last: Done | None = None
 
 
-def tally(store: Store, job: str) -> Tally:
+def tally(store: Store, job: Job) -> Tally:
     """Add up the published episodes of a job; those that cannot be used are left out."""
-    dones = []
-    for episode in jobstate.look(store, job).episodes:
-        try:
-            folder = layout.jobs.episode_dir(job, episode)
-            dones.append(artifacts.verify(store, folder, full=False))
-        except artifacts.Damaged:
-            continue
+    episodes = jobstate.look(store, job.job_id).episodes
+    newest = max(episodes, default=0)
+    found = (retention.record(store, job, episode, newest) for episode in episodes)
+    dones = [done for done in found if done is not None]
     totals = [done.total_reward for done in dones if done.total_reward is not None]
     return Tally(
         dones[-1].episode if dones else 0,
@@ -96,7 +93,7 @@ def result(
 ) -> Result:
     """What came of a job. `began` is on the monotonic clock."""
     store, job = at.store, at.job
-    found = tally(store, job.job_id)
+    found = tally(store, job)
     rewards = [reward for reward in found.rewards if reward is not None]
     checkpoint, error = None, end.error
     status = end.status

@@ -40,12 +40,16 @@ def test_one_process_a_process_an_episode_and_a_chain(ctl: Ctl, tmp_path: Path) 
         fleet.job(whole) / "checkpoint_final.json"
     ).read_bytes()
     assert "episode 4 of seed 0" in (fleet.job(whole) / "train.log").read_text()
-    each = fleet.submit(options=("--episodes", "4", "--per-episode-sync"))
+    each = fleet.submit(
+        options=("--episodes", "4", "--per-episode-sync", "--keep-checkpoints", "2")
+    )
     chained = fleet.submit("--first", "5", options=("--episodes", "1", "--after", each))
     assert fleet.over(each)["total_reward"] == pytest.approx(result["total_reward"])
     assert fleet.weights(each, 4) == fleet.weights(whole, 4) == undisturbed(tmp_path, 4)
     assert fleet.over(chained)["status"] == "success"
     assert fleet.weights(chained, 1) == undisturbed(tmp_path, 5)
+    files = [sorted(os.listdir(fleet.job(each) / f"after_ep_000{n}")) for n in (1, 2, 3, 4)]
+    assert files == [["done.json"]] * 2 + [["checkpoint.json", "done.json"]] * 2
     begun = [line.split()[1] for line in fleet.lines() if line.startswith("begin")]
     assert begun == ["1", "2", "3", "4", "1", "2", "3", "4", "5"]
     listed = json.loads(fleet.call("jobs", "--json").stdout)["jobs"]
@@ -78,11 +82,16 @@ def test_what_fails_is_told_and_tried_again_from_where_it_was(ctl: Ctl, tmp_path
     refused = fleet.call("job", "retry", fleet.submit(options=("--id", "fine")))
     assert refused.returncode == 5
     wrong.unlink()
-    assert fleet.call("job", "retry", job).returncode == 0
+    mixed = fleet.call("job", "retry", "fine", job)
+    assert (mixed.returncode, mixed.stdout) == (0, f"{job} is submitted again\n")
+    assert "fine is left as it is: " in mixed.stderr
     result = fleet.over(job)
     assert (result["status"], result["episodes_completed"]) == ("success", 4)
     assert fleet.weights(job, 4) == undisturbed(tmp_path, 4)
     assert [note.first for note in fleet.notes(job)] == [1, 3]
+    told = fleet.call("explain", job).stdout
+    assert f"job {job}: success" in told and "attempt 2 on n0 from episode 3" in told
+    assert f"ctl job show {job} tells more" in told
 
 
 @pytest.mark.parametrize("how", ["timeout", "cancel"])

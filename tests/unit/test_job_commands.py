@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ctl import passing
-from ctl.jobs import asking
-from fsworker.errors import UsageError
+from ctl.jobs import asking, submitting
+from fsworker.errors import StorageError, UsageError
+from fsworker.protocol import layout
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.records.job import Job
+from tests.support.runs import make_run
 
 pytestmark = pytest.mark.unit
 
@@ -67,6 +73,53 @@ def test_what_a_job_file_or_an_unset_variable_says_wrongly_is_named(tmp_path: Pa
     for name in ("weights", "trace", "cwd"):
         with pytest.raises(UsageError, match=f"here: field '{name}' is empty"):
             asking.make({"command": ["x"], name: ""}, "here")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"agent_loop": True, "per_episode_sync": True}, "one process, per_episode_sync starts a"),
+        ({"log_limit": "12 parsecs"}, "log_limit: '12 parsecs' is not a size.*or 0 for all"),
+        ({"log_limit": "1K"}, "log_limit: '1K' cannot be: the least is 1M"),
+        ({"keep_checkpoints": 0}, "'keep_checkpoints' must be 1 or more, not 0"),
+    ],
+)
+def test_what_no_job_can_ask_for(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        asking.make({"command": ["x"], **fields}, "here")
+
+
+def test_a_submit_that_finds_the_disk_full_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path)
+    (tmp_path / "inbox" / "0").mkdir()
+    whole = {name: getattr(Store, name) for name in ("put", "rename", "sync_folder")}
+    for what, where in (("put", "jobs"), ("rename", "jobs"), ("sync_folder", ""), ("put", "inbox")):
+        with monkeypatch.context() as patch, pytest.raises(StorageError, match="No space"):
+            patch.setattr(Store, what, full_disk(whole[what], where))
+            submitting.submit(run, [Job("j", ("x",)), Job("k", ("x",))])
+        assert os.listdir(tmp_path / layout.jobs.JOBS) == [], (what, where)
+        assert os.listdir(tmp_path / "inbox" / "0") == [], (what, where)
+    tokens = submitting.submit(run, [Job("j", ("x",)), Job("k", ("x",))])
+    assert len(os.listdir(tmp_path / "inbox" / "0")) == len(tokens) == 2
+
+
+def full_disk(real: Any, where: str) -> Any:
+    """An operation of the store that finds the disk full in some folders."""
+
+    def fails(store: Store, path: str, *more: Any, **options: Any) -> Any:
+        if where in path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(store, path, *more, **options)
+
+    return fails
+
+
+def test_a_limit_of_the_log_is_a_size_or_none() -> None:
+    for text, limit in (("64M", 64 << 20), ("0", 0), (0, 0), (2 << 20, 2 << 20)):
+        (job,) = asking.make({"command": ["x"], "log_limit": text}, "here")
+        assert job.log_limit == limit
 
 
 def test_secrets_are_lines_of_a_script_and_names_alone_are_kept() -> None:

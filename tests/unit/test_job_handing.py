@@ -76,7 +76,7 @@ def test_a_job_goes_on_after_its_last_verified_episode(store: Store) -> None:
     found = handing.latest(store, "j")
     assert (found.number, len(found.bad)) == (2, 3)
     assert story.progress(store, JOB).done == 2
-    tally = story.tally(store, "j")
+    tally = story.tally(store, JOB)
     assert (tally.episodes, tally.rewards) == (9, (1.0, 2.0, 9.0))  # of 9 the size is right
 
 

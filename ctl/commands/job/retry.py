@@ -20,24 +20,30 @@ from fsworker.protocol.records.job import SUCCESS
 def command(session: Session, names: tuple[str, ...], root: str | None, as_json: bool) -> int:
     """Submit jobs again that failed or were cancelled.
 
-    A job goes on after its last finished episode, under its id. Of a group, all that did not
-    succeed and neither wait nor run are submitted, however many there are.
+    A job goes on after its last finished episode, under its id. Of several, all that did not
+    succeed and neither wait nor run are submitted; which others there are is said.
     """
     run = roots.open_run(*roots.find_root(root, session.config))
     jobs = naming.jobs_of(run, names)
-    done = []
+    done: list[str] = []
+    left: dict[str, str] = {}
     with locks.verb_lock(run.store, "job retry"):
         if len(jobs) > 1:
             idle = (SUCCESS, board.PENDING, board.RUNNING)
-            jobs = [r.job_id for r in board.rows(run, jobs) if r.status not in idle]
+            rows = board.rows(run, jobs)
+            left = {r.job_id: r.status for r in rows if r.status in idle}
+            jobs = [r.job_id for r in rows if r.job_id not in left]
             if not jobs:
                 raise Refused(f"nothing of {', '.join(names)} is there to be tried again")
         for job in jobs:
             ending.retry(run, job)
             done.append(job)
     if as_json:
-        render.document({"root": run.root, "retried": done})
+        kept = [{"job_id": job, "status": status} for job, status in left.items()]
+        render.document({"root": run.root, "retried": done, "left": kept})
     else:
         for job in done:
             session.say(f"{job} is submitted again")
+        for job, status in left.items():
+            session.note(f"{job} is left as it is: {status}")
     return 0

@@ -49,6 +49,8 @@ from fsworker.protocol.records.job import Job
 @click.option("--preflight", metavar="CMD", help="Must succeed, or another host takes the job.")
 @click.option("--postflight", metavar="CMD", help="Runs when it has ended, however it did.")
 @click.option("--grace", type=DURATION, help="Time to save after TERM [default: 10s].")
+@click.option("--log-limit", metavar="SIZE", help="Head and tail of its log [64M; 0: all].")
+@click.option("--keep-checkpoints", type=COUNT, help="Of the newest episodes [default: all].")
 @click.option("--dry-run", is_flag=True, help="Check everything, show the job.")
 @json_option
 @click.pass_obj

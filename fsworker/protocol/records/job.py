@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fsworker.errors import FormatError
+from fsworker.protocol import joblog
 from fsworker.protocol.records.run import _Record
 
 SUCCESS, FAILED, TIMEOUT, CANCELLED = "success", "failed", "timeout", "cancelled"
@@ -54,7 +55,9 @@ class Job(_Record):
     is the job whose last checkpoint this one starts from, `weights` the file that it starts from.
     `pass_env` are names of variables whose values the worker's host has. `grace` is what the
     process gets after TERM. With `agent_loop` one process trains all episodes, each of which is a
-    task of its agent. `checkpoint` is the name of what the command saves.
+    task of its agent. `checkpoint` is the name of what the command saves. `log_limit` are the bytes
+    of an attempt's log, head and tail (0: all), `keep_checkpoints` how many of the newest episodes
+    keep theirs (None: all).
     """
 
     job_id: str
@@ -83,6 +86,8 @@ class Job(_Record):
     grace: float = 10.0
     agent_loop: bool = False
     checkpoint: str = "checkpoint.pt"
+    log_limit: int = joblog.LIMIT
+    keep_checkpoints: int | None = None
 
     @classmethod
     def from_json(cls, data: bytes, path: str) -> Job:
@@ -133,6 +138,10 @@ class Job(_Record):
                 return f"field {name!r} must be above zero, not {getattr(self, name):g}"
         if self.grace < 0:
             return f"field 'grace' must be 0 or more seconds, not {self.grace:g}"
+        if self.log_limit != 0 and self.log_limit < joblog.LEAST:
+            return f"field 'log_limit' must be 0 (all) or at least 1M, not {self.log_limit}"
+        if self.keep_checkpoints is not None and self.keep_checkpoints < 1:
+            return f"field 'keep_checkpoints' must be 1 or more, not {self.keep_checkpoints}"
         return None
 
     def _bad_group(self) -> str | None:
