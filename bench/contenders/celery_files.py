@@ -17,8 +17,8 @@ from contenders import base
 
 POLL = 0.01
 PATIENCE = 20.0
-"""Seconds for all results. The transport writes messages in place, and a worker that reads half of one
-ends: `tasks.py` tries again."""
+"""Seconds for all results. The transport writes messages in place, and a worker that reads half of
+one ends: `tasks.py` tries again."""
 FOLDER = os.environ.get("BENCH_CELERY", "/nonexistent/bench")
 
 
