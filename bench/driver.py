@@ -1,7 +1,8 @@
 """One contender in a process of its own: `python driver.py MODULE FOLDER`, a JSON line a command.
 
 So no contender forks from a process with another's threads, each has its own environment, and each
-is timed by the clock of the process that submits. `Driver` is the side of who asks.
+is timed by the clock of the process that submits. `Driver` is the side of who asks; when that ends,
+however it does, the end of the pipe ends the contender and all that it started.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 KILL_TASKS = 1_000
 KILL_AFTER = 3.0
+CLOSE_PATIENCE = 60.0
+"""Seconds after the last command in which a contender has ended what it started."""
 
 
 class Driver:
@@ -158,13 +165,42 @@ class Host:
         self._it.close()
 
 
+class Commands:
+    """Lines of stdin for the main thread, which is interrupted when nobody wants its answer."""
+
+    def __init__(self) -> None:
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._busy = False
+        signal.signal(signal.SIGTERM, self._end)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def __iter__(self) -> Iterator[str]:
+        while (line := self._lines.get()) is not None:
+            self._busy = True
+            yield line
+            self._busy = False
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            self._lines.put(line)
+        self._lines.put(None)
+        if self._busy:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(CLOSE_PATIENCE)
+        os._exit(1)
+
+    def _end(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(143)
+
+
 def main() -> None:
     """Serve commands until there are none; whatever prints must not print into the answers."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     host = Host(sys.argv[1], sys.argv[2])
     try:
-        for line in sys.stdin:
+        for line in Commands():
             words = json.loads(line)
             try:
                 answer = {"value": getattr(host, words.pop("do"))(**words)}
@@ -173,8 +209,14 @@ def main() -> None:
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
     finally:
-        host.close()
-        answers.close()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            host.close()
+        except Exception:
+            traceback.print_exc()  # into the log; it may have been opened only in part
+        with suppress(OSError):
+            answers.close()  # nobody may be there to hear the last one
+        shutil.rmtree(sys.argv[2], ignore_errors=True)
         sys.stderr.flush()
         os._exit(0)  # a contender that hangs must not keep this process
 

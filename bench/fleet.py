@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
+from guard import Guard
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 REPO = os.path.dirname(HERE)
 CTL = (sys.executable, "-m", "ctl")
@@ -19,7 +21,13 @@ FUNCTIONS = ("workload:noop", "workload:grade", "workload:work")
 
 
 class Fleet:
-    """A run on this machine with two workers of one slot each, below an empty `folder`."""
+    """A run on this machine with two workers of one slot each, below an empty `folder`.
+
+    Used as a context it ends with this process, however that ends.
+    """
+
+    removed = True
+    """Whether the folder is removed when the run has ended."""
 
     def __init__(
         self,
@@ -29,6 +37,8 @@ class Fleet:
         concurrency: int = 1,
         functions: tuple[str, ...] = FUNCTIONS,
         more: tuple[str, ...] = (),
+        grace: str = "1",
+        kill_after: str = "2",
     ) -> None:
         self.folder = folder
         self.root = f"{folder}/runs/bench"
@@ -36,6 +46,7 @@ class Fleet:
         self._env = {**own, "FLEET_WORKSPACE": f"{folder}/ws", "PYTHONPATH": REPO}
         self._env["XDG_CONFIG_HOME"] = f"{folder}/config"
         os.makedirs(f"{folder}/config", exist_ok=True)
+        self._stop = ("stop", "--root", self.root, "--grace", grace, "--kill-after", kill_after)
         fns = [word for name in functions for word in ("--fn", name)]
         self._start = (
             *("start", "--launcher", "local", "--hosts", hosts, "--concurrency", str(concurrency)),
@@ -43,6 +54,8 @@ class Fleet:
         )
 
     def __enter__(self) -> Self:
+        stop = [*CTL, *self._stop]
+        self._guard = Guard(stop, self._env, self.folder if self.removed else None)
         try:
             self._ctl(*self._start)
         except BaseException:
@@ -51,9 +64,13 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if os.path.exists(self.root):
-            self._ctl("stop", "--root", self.root, "--grace", "1", "--kill-after", "2", check=False)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            if os.path.exists(self.root):
+                self._ctl(*self._stop, check=False)
+            if self.removed:
+                shutil.rmtree(self.folder, ignore_errors=True)
+        finally:
+            self._guard.dismiss()
 
     def hosts(self) -> list[str]:
         """The hosts of the run."""

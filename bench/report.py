@@ -10,18 +10,22 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 BENCH_FORMAT = "1.0"
 
 
 def parser(about: str) -> argparse.ArgumentParser:
-    """The options that every program has; it may add its own."""
+    """The options that every program has; it may add its own. From now on TERM and HUP end it in
+    good order, as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     options = argparse.ArgumentParser(
         description=about.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -29,6 +33,12 @@ def parser(about: str) -> argparse.ArgumentParser:
     options.add_argument("--json", metavar="FILE", help="write all figures there (- for stdout)")
     options.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
     return options
+
+
+def _end(number: int, _: object) -> NoReturn:
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)  # once: it is ending
+    sys.exit(128 + number)
 
 
 @dataclass(frozen=True)

@@ -227,13 +227,7 @@ def _text(path: str) -> str:
 class SoakFleet(Fleet):
     """A run whose folder is left for whoever has to find out what went wrong."""
 
-    keep = False
-
-    def __exit__(self, *_: object) -> None:
-        if not self.keep:
-            super().__exit__()
-        elif os.path.exists(self.root):
-            self.ctl("stop", "--grace", "5", "--kill-after", "5")
+    removed = False
 
 
 def soak(folder: str, args: argparse.Namespace, out: Report) -> int:
@@ -252,8 +246,9 @@ def soak(folder: str, args: argparse.Namespace, out: Report) -> int:
         concurrency=args.concurrency,
         functions=(FUNCTION,),
         more=("--watch",),
+        grace="5",
+        kill_after="5",
     ) as run:
-        run.keep = True
         made = Soak(run, token, args, out)
         made.go()
         out.say("all is answered; looking at what is left")
@@ -261,8 +256,8 @@ def soak(folder: str, args: argparse.Namespace, out: Report) -> int:
         soak_verdict.tables(made)
         soak_verdict.targets(made)
         code = out.finish()
-        run.keep = args.keep or any(t.met is False for t in out.targets)
-        if run.keep:
+        run.removed = not args.keep and all(t.met is not False for t in out.targets)
+        if not run.removed:
             out.say(f"everything is kept in {folder}")
     return code
 
@@ -270,7 +265,6 @@ def soak(folder: str, args: argparse.Namespace, out: Report) -> int:
 def main() -> int:
     """Run it in a folder of its own."""
     args = options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing of it is left
     folder = tempfile.mkdtemp(prefix="soak-")
     try:
         return soak(folder, args, Report("soak", args))
