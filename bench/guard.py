@@ -1,7 +1,7 @@
 """What ends a run whose program was killed: a process that waits for the end of a pipe.
 
-`subprocess.run` kills its child with SIGKILL when it is interrupted itself, and so does a person who
-is in a hurry; wrappers outlive all that and respawn their workers for ever.
+`subprocess.run` kills its child with SIGKILL when it is interrupted itself, and so does who is in a
+hurry; wrappers outlive all that and respawn their workers for ever.
 """
 
 from __future__ import annotations
