@@ -116,6 +116,7 @@ SETTINGS: dict[str, Known] = {
     "interval": Known(units.positive, 10.0, help="time between two sweeps of the watcher"),
     "restart_cooldown": Known(units.duration, 30.0, help="time between restarts of a host"),
     "fence_after": Known(units.duration, 60.0, help="unreachable time before claims return"),
+    "renew": Known(units.yes_no, True, help="a watcher keeps files from a purge of scratch"),
 }
 
 

@@ -26,8 +26,11 @@ class Errand:
         if self._child is not None:
             if self._child.poll() is None and now - self._begun > self._patience:
                 self._child.kill()
-            if self._child.poll() is None:
+            code = self._child.poll()
+            if code is None:
                 return
+            if code:
+                log.warning("ctl %s ended with %d", " ".join(self._argv[4:]), code)
             self._child = None
         if now - self._begun >= self._every:
             self._begun = now
@@ -48,20 +51,28 @@ class Errand:
 
 
 class Errands:
-    """Those of a watcher: jobs of a batch system, and the run's aggregator, where it has them."""
+    """Those of a watcher: jobs of a batch system, the run's aggregator, where it has them, and
+    once a day that a purge spares the run's files."""
 
     def __init__(self, root: str) -> None:
         self._scaling = Errand(["scale", "--step", "--root", root])
         self._merging = Errand(["aggregator", "keep", "--root", root])
+        # What it had no time for it goes on with: a pass may be cut short.
+        self._renewing = Errand(["renew", "--root", root], every=3600.0, patience=1200.0)
 
-    def turn(self, meta: LaunchMeta | None, aggregated: bool, now: float) -> None:
-        """Send those that are due; a run that needs none sends nobody."""
+    def turn(
+        self, meta: LaunchMeta | None, now: float, *, aggregated: bool = False, old: bool = False
+    ) -> None:
+        """Send those that are due; a run that needs none sends nobody. `old`: renewal is due."""
         if meta is not None and meta.launcher == "slurm":
             self._scaling.turn(now)
         if aggregated:
             self._merging.turn(now)
+        if old:
+            self._renewing.turn(now)
 
     def close(self) -> None:
         """Let them end by themselves."""
         self._scaling.close()
         self._merging.close()
+        self._renewing.close()

@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from math import isfinite
 from typing import Any
 
+from ctl import renewal
 from ctl.health import Beat
 from fsworker.errors import FormatError, NotRunning
 from fsworker.protocol import layout
@@ -61,6 +62,8 @@ class Report:
     watch_stop: bool = False
     aggregated: bool = False
     """Whether the run has an aggregator of its own, which is to be kept alive."""
+    renewed: int = 0
+    """The day of the last pass that kept the run from a purge; see `ctl.renewal`."""
 
     def to_plain(self) -> dict[str, Any]:
         """The report as JSON values, short ones: it crosses a pipe at every sweep."""
@@ -75,6 +78,7 @@ class Report:
             "meta_mtime": self.meta_mtime,
             "watch_stop": self.watch_stop,
             "aggregated": self.aggregated,
+            "renewed": self.renewed,
         }
 
     @classmethod
@@ -126,6 +130,7 @@ class Observer:
             mtime,
             layout.WATCH_STOP.rpartition("/")[2] in names,
             _has_aggregator(store, names),
+            renewal.day_of(names),
         )
 
     def _read_meta(self, names: Collection[str]) -> tuple[str | None, float]:

@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterable
 
-from ctl import launching, mounts, roots
+from ctl import launching, mounts, renewal, roots
 from ctl.planning import Plan
 from fsworker.errors import NotRunning, Refused, StorageError, UsageError
 from fsworker.protocol import layout
@@ -134,7 +134,10 @@ def publish(plan: Plan, store: Store) -> None:
     try:
         _refuse_overtaken(plan)
         clear_intents(store, plan.hosts, watcher=True)
+        fresh = layout.MANIFEST not in store.scan("")
         store.publish(layout.MANIFEST, plan.manifest.to_json())
+        if fresh:
+            renewal.mark(store, store.read_with_mtime(layout.MANIFEST)[1])
         launching.number(store, plan.meta, plan.hosts)
         store.publish(layout.LAUNCH_META, plan.meta.to_json())
     except OSError as error:

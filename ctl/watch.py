@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from ctl import decide, memory
+from ctl import decide, memory, renewal
 from ctl.alarm import Alarm
 from ctl.decide import Decision
 from ctl.effects import Effects
@@ -48,11 +48,12 @@ UNKNOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to watch. Times are in seconds."""
+    """How to watch. Times are in seconds. `renew`: once a day the run's files count as used."""
 
     limits: Limits
     interval: float = 10.0
     late: float = LATE
+    renew: bool = True
 
 
 class Watcher:
@@ -79,7 +80,7 @@ class Watcher:
         self._saved_text = ""
         self._told: dict[str, tuple[str, str]] = {}
         self._suspects: frozenset[str] = frozenset()
-        self._ended, self._aggregated = "", False
+        self._ended, self._aggregated, self._old = "", False, False
 
     def run(self) -> int:
         """Watch until told to end. Raises Busy, and NotRunning once the run is gone."""
@@ -96,7 +97,7 @@ class Watcher:
                 begun = time.monotonic()
                 self._turn()
                 self._manager.alive()
-                self._errands.turn(self._lookout.meta, self._aggregated, begun)
+                self._send(self._lookout.meta, begun)
                 if self._alarm.rest(begun + self._o.interval) and not self._done():
                     # News of one host: that of its neighbours is about to come as well.
                     time.sleep(min(0.2, self._o.interval / 4))
@@ -116,7 +117,7 @@ class Watcher:
                 break
             while not self._effects.hands.idle and time.monotonic() < end:
                 self._alarm.rest(min(end, time.monotonic() + 1.0))
-        self._errands.turn(None, self._aggregated, time.monotonic())
+        self._send(None, time.monotonic())
         self._collect()
         self._write_down()
         if self._lookout.lost or decision is None:
@@ -130,6 +131,10 @@ class Watcher:
         self._alarm.close()
         self._manager.close()
         self._errands.close()
+
+    def _send(self, meta: LaunchMeta | None, now: float) -> None:
+        """Send the errands that are due."""
+        self._errands.turn(meta, now, aggregated=self._aggregated, old=self._old)
 
     def _done(self) -> bool:
         self._ended = self._ended or self._alarm.told
@@ -151,6 +156,7 @@ class Watcher:
             self._ended = "watch.stop"
             return None
         self._aggregated = report.aggregated
+        self._old = self._o.renew and renewal.is_over(report.renewed, report.now)
         now = self._now(report, single)
         if self._lookout.found_again and self._eyes:
             self._eyes.restart(now)

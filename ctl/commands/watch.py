@@ -78,7 +78,8 @@ def command(
         fence=config.pick("fence_after", fence_after),
         grace=config.pick("grace", grace),
     )
-    options = Options(limits, config.pick("interval", interval))
+    renew = bool(config.get("renew"))
+    options = Options(limits, config.pick("interval", interval), renew=renew)
     journal = Journal(echo=not _stderr_is(run.store.path(WATCH_ERR)))
     watcher = Watcher(io, options, lambda m: _allowed(session, m), journal, manager)
     try:
