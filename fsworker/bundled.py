@@ -15,8 +15,8 @@ from typing import Any
 import fsworker
 
 FACTS = "bundle.json"
-"""What a bundle says of itself: `release`, `digest`, `package_digest`; the `python` whose bytecode it
-has, and the `packages` of others with their versions."""
+"""What a bundle says of itself: `release`, `digest`, `package_digest`; the `python` whose bytecode
+it has, and the `packages` of others with their versions."""
 
 
 def archive() -> str | None:

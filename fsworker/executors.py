@@ -43,6 +43,8 @@ class Setting:
     """The environment of each slot, beside `env`, which is that of all."""
     job_slots: int = 0
     max_deaths: int = 3
+    heard: Callable[[Mapping[str, str | None]], None] = lambda _: None
+    """Is told the digests of the functions' sources by whoever has imported them."""
     spared: Callable[[], set[int]] = set
     """The children of the worker that are not of this kind of work."""
 

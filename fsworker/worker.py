@@ -134,6 +134,7 @@ class Worker:
             slot_env=slot_env,
             job_slots=options.job_slots,
             max_deaths=manifest.max_deaths,
+            heard=self._pulse.code.learn,
         )
 
     def _refuse(self, error: FleetError) -> None:

@@ -31,6 +31,12 @@ def of_this_release() -> Bundle:
     return packing.pack(contents.gather(), fsworker.__version__, package_digest())
 
 
+def release(*, bundle: bool) -> dict[str, str | None]:
+    """Which code this is: its release, its digest, and that of its `bundle` where it matters."""
+    packed = of_this_release().digest if bundle else None
+    return {"release": fsworker.__version__, "code": package_digest(), "bundle": packed}
+
+
 def path_here() -> str:
     """Where the bundle of this release lies under a root."""
     return layout.bundle_path(of_this_release().digest)

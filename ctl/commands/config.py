@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import click
 
-import fsworker
 from ctl import completion, render
 from ctl.bundle import onroot
 from ctl.config import Config
 from ctl.session import Session
-from fsworker.digest import package_digest
 
 
 @click.command()
@@ -20,13 +18,14 @@ def command(session: Session, host: str | None, as_json: bool) -> None:
     """Show all settings, and where each value came from; with HOST also what holds for it alone."""
     config = session.config
     own = config.tables.sources(host) if host else {}
+    release = onroot.release(bundle=_bundles(config))
     if as_json:
         settings = {
             name: {"value": setting.value, "source": setting.source}
             for name, setting in config.settings.items()
         }
         told: dict[str, object] = {
-            "shardfleet": _release(config),
+            "shardfleet": release,
             "file": config.file,
             "looked": config.looked,
             "settings": settings,
@@ -36,18 +35,12 @@ def command(session: Session, host: str | None, as_json: bool) -> None:
             told["host"] = {"name": host, "settings": here}
         render.document(told)
         return
-    print(f"# shardfleet {', '.join(f'{k} {v}' for k, v in _release(config).items() if v)}")
+    print(f"# shardfleet {', '.join(f'{k} {v}' for k, v in release.items() if v)}")
     found = "this one holds" if config.file else "none is there"
     print(f"# fleet.toml: {config.file or ', '.join(config.looked)} ({found})")
     rows = [(name, _shown(s.value), s.source) for name, s in config.settings.items()]
     rows += [(f"{host}: {name}", _shown(v), source) for name, (v, source) in own.items()]
     render.table(("setting", "value", "from"), rows)
-
-
-def _release(config: Config) -> dict[str, str | None]:
-    """Which code this is: its release, its digest, and that of the bundle that it would write."""
-    bundle = onroot.of_this_release().digest if _bundles(config) else None
-    return {"release": fsworker.__version__, "code": package_digest(), "bundle": bundle}
 
 
 def _bundles(config: Config) -> bool:

@@ -11,6 +11,7 @@ import click
 
 from ctl import groupstatus, health, render, roots, statusview, units
 from ctl.bundle import terms as bundle_terms
+from ctl.drift import onroot as drift
 from ctl.params import DURATION, json_option, root_option
 from ctl.session import Session
 from fsworker.errors import FleetError
@@ -64,6 +65,7 @@ def _document(run: roots.Run, look: statusview.Look, code: int) -> dict[str, Any
         "aggregator": groupstatus.aggregator(run.store).fields(),
         "unknown_status_files": look.strangers,
         "bundle": _bundle(run, look),
+        "drift": _drift(run, look).fields(),
         "meta": meta_fields(run),
     }
 
@@ -71,6 +73,12 @@ def _document(run: roots.Run, look: statusview.Look, code: int) -> dict[str, Any
 def _bundle(run: roots.Run, look: statusview.Look) -> dict[str, Any] | None:
     """Which bundle the run starts hosts from, and which one each worker runs from."""
     return bundle_terms.summary(run.meta, {host.host: host.beat for host in look.hosts})
+
+
+def _drift(run: roots.Run, look: statusview.Look) -> drift.Drift:
+    """Who differs from the others in the code that it runs, among those that beat."""
+    fresh = {h.host: h.beat for h in look.hosts if h.reason in ("ok", "not_ready")}
+    return drift.look(run.store, fresh)
 
 
 def _scheduler(run: roots.Run) -> list[dict[str, str]] | None:
@@ -90,8 +98,8 @@ def _scheduler(run: roots.Run) -> list[dict[str, str]] | None:
 def _lines(run: roots.Run, look: statusview.Look) -> None:
     # After the first line scripts expect hosts and nothing else.
     totals, shards = look.totals(), look.backlog.rows(run.manifest.shard_count)
-    meta = {"root": run.root, **meta_fields(run)}
-    render.line({"meta": meta, "state": look.state, "totals": totals, "shards": shards})
+    told = {"meta": {"root": run.root, **meta_fields(run)}, "state": look.state, "totals": totals}
+    render.line({**told, "shards": shards, "drift": _drift(run, look).lines})
     for host in look.hosts:
         render.line(host.fields())
 
@@ -122,7 +130,7 @@ def _table(run: roots.Run, look: statusview.Look) -> None:
         print(f"  job {job['job']}: {job['state']} {where} ({job['member']})")
     if (merging := groupstatus.aggregator(run.store)).beat is not None:
         print(f"  {render.clean(merging.words)}; see ctl rounds")
-    for line in bundle_terms.lines(_bundle(run, look)):
+    for line in (*_drift(run, look).lines, *bundle_terms.lines(_bundle(run, look))):
         print(f"  {render.clean(line)}")
     for name in look.strangers:
         print(f"  status/{name} belongs to no host of this run")

@@ -110,6 +110,7 @@ def vanish(store: Store, member: Member) -> None:
     if there.launch == member.launch:
         store.remove(path)
         store.remove(layout.status_path(member.host))
+        store.remove(layout.host_file(member.host, "code.json"))
         for token in filter(None, map(layout.parse_launch_token, store.scan(layout.CTL))):
             if token.host == member.host and token.number <= member.launch:
                 store.remove(token.path)

@@ -17,6 +17,7 @@ from typing import Any
 import fsworker
 from fsworker import bundled, identity, inventory
 from fsworker.digest import package_digest
+from fsworker.loop.codenote import CodeNote
 from fsworker.loop.options import Options
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
@@ -46,6 +47,7 @@ class Pulse:
             inventory.here(), options.cpus, options.memory_mb
         ).fields()
         self._store = store
+        self.code = CodeNote(store)
         self._seq = 0
         self._trouble = False
         self.me = _identify(owner.host)
@@ -72,6 +74,8 @@ class Pulse:
         """Publish one beat with these fields besides the fixed ones; False if it failed."""
         counted = self.counters
         self._seq += 1
+        if state.get("ready"):
+            self.code.tend(self.owner)
         progress = counted.progress
         record = Heartbeat(
             host=self.owner.host,
@@ -84,6 +88,7 @@ class Pulse:
             timeouts=counted.timeouts,
             last_progress=None if progress is None else round(time.monotonic() - progress, 3),
             inventory=self.inventory,
+            code=self.code.fields,
             **self._fixed,
             **state,
         )

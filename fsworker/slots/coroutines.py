@@ -92,7 +92,7 @@ class Place:
         self._inbox: asyncio.Queue[slot_wire.Range | None] = asyncio.Queue()
         self._listening = asyncio.create_task(self._listen())
         owner.set(self)
-        await self._link.say(slot_wire.READY, self._process.pid)
+        await self._link.say(slot_wire.READY, self._process.pid, self._process.served.told)
         while not self._process.spent and (work := await self._inbox.get()) is not None:
             await self._run_range(work)
 

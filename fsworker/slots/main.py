@@ -22,6 +22,7 @@ from typing import Any
 from fsworker import functions, outcomes
 from fsworker.errors import FleetError
 from fsworker.functions import Function
+from fsworker.inventory import software
 from fsworker.slots import insisting
 from fsworker.slots import wire as slot_wire
 from fsworker.slots.aftermath import Aftermath
@@ -65,7 +66,7 @@ class Slot:
     def serve(self) -> None:
         """Take ranges until the socket closes."""
         self._sock.setblocking(True)
-        self._sock.sendall(slot_wire.pack_frame(slot_wire.READY, os.getpid()))
+        self._sock.sendall(slot_wire.pack_frame(slot_wire.READY, os.getpid(), self._functions.told))
         while (work := slot_wire.read_range(self._sock)) is not None:
             self._run_range(work)
             if self._spent:
@@ -234,7 +235,9 @@ def main() -> None:
     for sock in socks:
         os.set_inheritable(sock.fileno(), False)
     try:
-        served = Served(functions.load(request["functions"]), request["allow"])
+        loaded = functions.load(request["functions"])
+        told = json.dumps(software.sources(loaded)).encode()
+        served = Served(loaded, request["allow"], told)
         check(request.get("slot_mem"))
     except FleetError as error:
         socks[0].sendall(slot_wire.pack_frame(slot_wire.FAILED, 0, str(error).encode()))

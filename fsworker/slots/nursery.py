@@ -28,6 +28,9 @@ class Parent(Protocol):
     def on_message(self, message: dict[str, Any]) -> None:
         """The zygote said something about a slot."""
 
+    def on_sources(self, sources: Mapping[str, str | None]) -> None:
+        """The functions are imported; these are the digests of their sources."""
+
     def on_zygote_lost(self) -> None:
         """It ended, and its slots with it."""
 
@@ -92,6 +95,8 @@ class Nursery:
     def _on_message(self, message: dict[str, Any]) -> None:
         if message["is"] == "loaded":
             self.loaded = True
+            if message["sources"] is not None:
+                self._parent.on_sources(message["sources"])
             if message["threads"] > 1 and self._forks:
                 log.warning(
                     "importing the functions started %d threads, which no forked slot has; if "

@@ -12,7 +12,7 @@ import logging
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -134,6 +134,10 @@ class SlotPool:
 
     # -- the zygote
 
+    def on_sources(self, sources: Mapping[str, str | None]) -> None:
+        """The functions are imported."""
+        self._setting.heard(sources)
+
     def _make_zygote(self) -> ZygoteLink:
         return ZygoteLink(self._setting, self._memory_fd)
 
@@ -207,6 +211,8 @@ class SlotPool:
 
     def _on_frame(self, slot: Slot, frame: slot_wire.Frame) -> None:
         if frame.kind == slot_wire.READY:
+            if frame.data:
+                self.on_sources(slot_wire.sources_in(frame.data))
             slot.state, slot.failures, slot.pid = "idle", 0, frame.number
         elif frame.kind == slot_wire.FAILED:
             self._listener.on_refused(frame.data.decode("utf-8", "replace"))

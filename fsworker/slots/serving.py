@@ -21,9 +21,15 @@ REMEMBERED = 1000
 
 
 class Served:
-    """Functions by their canonical names; `patterns` admit more than are `loaded`."""
+    """Functions by their canonical names; `patterns` admit more than are `loaded`.
 
-    def __init__(self, loaded: Mapping[str, Function], allow: Sequence[str] = ()) -> None:
+    `told`: what a slot that imported them itself says of their sources when it is ready.
+    """
+
+    def __init__(
+        self, loaded: Mapping[str, Function], allow: Sequence[str] = (), told: bytes = b""
+    ) -> None:
+        self.told = told
         self._loaded = dict(loaded)
         self._allow = tuple(allow)
         self._refused: dict[str, str] = {}

@@ -7,6 +7,7 @@ so that what a slot still had to say about a range that was taken away is known 
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 from array import array
@@ -23,7 +24,8 @@ HEAD = _RANGE.size
 """Bytes of the head of a range."""
 
 READY, FAILED, RESULTS, FINISHED = 1, 2, 3, 4
-"""READY: the functions are loaded; its number is the slot's pid. FAILED: they are not, and why.
+"""READY: the functions are loaded; its number is the slot's pid; one that imported them itself says
+the digests of their sources, as JSON. FAILED: they are not, and why.
 FINISHED: RESULTS, and the last of the range."""
 
 MAX_RECORD = segment.MAX_BYTES - (1 << 20)
@@ -57,6 +59,16 @@ class Frame(NamedTuple):
     kind: int
     number: int
     data: bytes
+
+
+def sources_in(data: bytes) -> dict[str, str | None]:
+    """What READY says of the functions' sources; nothing for what no slot of ours says."""
+    try:
+        told = json.loads(data) if data else None
+    except ValueError:
+        return {}
+    pairs = told.items() if isinstance(told, dict) else ()
+    return {name: digest for name, digest in pairs if digest is None or type(digest) is str}
 
 
 def pack_range(work: Range) -> bytes:

@@ -14,7 +14,8 @@ worker to zygote:
 
 zygote to worker:
 
-    {"is": "loaded", "threads": n}            or {"is": "refused", "why": sentence}
+    {"is": "loaded", "threads": n, "sources": {name: digest, …} or null}
+    {"is": "refused", "why": sentence}
     {"is": "started", "slot": n, "pid": p}    or {"is": "failed", "slot": n, "why": words}
     {"is": "ended", "slot": n, "pid": p, "how": "exit" or "signal", "code": c}
     {"is": "pong"}
@@ -39,6 +40,7 @@ from typing import Any
 from fsworker import bundled, functions, procfs
 from fsworker.errors import FleetError
 from fsworker.functions import Function
+from fsworker.inventory import software
 from fsworker.protocol.records.slots import MOST_COROUTINES
 from fsworker.slots import conditions, process
 from fsworker.slots import main as slot_main
@@ -61,6 +63,7 @@ class Zygote:
         self._slot_mem: int | None = request.get("slot_mem")
         self._forks: bool = request["start"] == "fork"
         self._known: dict[str, Function] = {}
+        self._sources: dict[str, str | None] | None = None
         self._slots: dict[int, int] = {}
         self._spawned: dict[int, subprocess.Popen[bytes]] = {}
         self._spared: set[int] = set()
@@ -74,7 +77,8 @@ class Zygote:
         for end in (wake, waker):
             end.setblocking(False)
         self._arm(waker.fileno())
-        self._tell({"is": "loaded", "threads": len(os.listdir("/proc/self/task"))})
+        threads = len(os.listdir("/proc/self/task"))
+        self._tell({"is": "loaded", "threads": threads, "sources": self._sources})
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)
@@ -97,6 +101,7 @@ class Zygote:
         except FleetError as error:
             self._tell({"is": "refused", "why": str(error)[:8000]})
             return False
+        self._sources = software.sources(self._known)
         for stream in (sys.stdout, sys.stderr):
             _line_by_line(stream)
         self._spared = procfs.children()

@@ -185,6 +185,7 @@ ALLOWED = {
     "ctl.lazy": "lists the commands, which lie beside it",
     "fsworker.procfs": "lists /proc",
     "fsworker.inventory.machine": "lists /dev",
+    "fsworker.inventory.software": "lists the folders that Python imports from",
     "fsworker.slots.zygote": "lists its own threads in /proc",
     "fsworker.life.detach": "lists its own descriptors in /proc",
     "fsworker.host.logind": "lists the settings of the machine's login manager",

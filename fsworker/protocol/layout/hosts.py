@@ -40,7 +40,7 @@ def parse_status_name(name: str) -> str | None:
 
 
 def host_file(host: str, suffix: str) -> str:
-    """A host's file under `ctl/`: suffix pid, wrap.pid, identity.json, stop, log, wrap.log.
+    """A host's file under `ctl/`: suffix pid, wrap.pid, identity.json, code.json, stop, log, …
 
     A host called `watch` or `x.wrap` is spelled so that its files are neither the watcher's nor
     those of the wrapper of `x`.

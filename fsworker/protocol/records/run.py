@@ -150,6 +150,8 @@ class Heartbeat(_Record):
     python: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     package_digest: str = ""
+    code: dict[str, Any] = field(default_factory=dict)
+    """`packages`: a digest of what is installed; `functions`: digests by name (`records.code`)."""
 
 
 @dataclass(frozen=True, slots=True)
