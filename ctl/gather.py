@@ -22,6 +22,7 @@ from ctl.streams import Sent, Submission, Taken
 from fsworker.client.delivery import Delivered, Delivery, Want
 from fsworker.client.liveness import Liveness
 from fsworker.client.pace import Pace
+from fsworker.client.routing import Routes, Shortage
 from fsworker.errors import DeadlineExceeded, FleetError, UsageError
 from fsworker.protocol import layout
 
@@ -102,6 +103,7 @@ class _Gathering:
         """Return when every batch is kept."""
         end = None if timeout is None else time.monotonic() + timeout
         liveness, pace = Liveness(self._run.store, no_worker_timeout), Pace()
+        shortage = self._shortage(no_worker_timeout)
         self._progress(self._kept.tasks)
         while not self._kept.complete:
             if self._take():
@@ -114,7 +116,18 @@ class _Gathering:
                 raise DeadlineExceeded(f"{self._so_far()}: run this again to go on")
             if (reason := liveness.check()) is not None:
                 raise reason
+            if (reason := shortage()) is not None:
+                raise reason
             time.sleep(pace.next())
+
+    def _shortage(self, limit: float | None) -> Callable[[], FleetError | None]:
+        """Says when no worker has lived for so long that offers what the tasks need."""
+        needs = self._submission.needs
+        if not needs or self._submission.waits:
+            return lambda: None
+        routes = Routes(self._run.store, self._run.manifest)
+        watch, names = Shortage(routes, limit), [routes.learn(needs)]
+        return lambda: next((error for _, error in watch.check(names)), None)
 
     def clear(self) -> None:
         """Remove what is left in the stream of what is kept."""

@@ -9,6 +9,7 @@ import click
 
 from ctl import slotterms, units
 from fsworker.protocol.records import slots
+from fsworker.protocol.records.needs import parse_needs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,6 +82,33 @@ _MEMBER_OPTIONS = (
 def member_options(command: F) -> F:
     """What holds for all workers, and who may become one."""
     for option in reversed(_MEMBER_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _need(word: str) -> str:
+    parse_needs([word])
+    return word
+
+
+_NEED_OPTIONS = (
+    click.option(
+        "--need",
+        "need",
+        type=Read("k=v", _need),
+        multiple=True,
+        metavar="K=V",
+        help="Of its worker: label=NAME, cpus=N, gpus=N, memory=SIZE; several times.",
+    ),
+    click.option(
+        "--wait-for-workers", is_flag=True, help="Wait for one, where no worker offers that."
+    ),
+)
+
+
+def need_options(command: F) -> F:
+    """What work needs of its worker."""
+    for option in reversed(_NEED_OPTIONS):
         command = option(command)
     return command
 

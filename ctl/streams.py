@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fsworker.errors import Busy, UsageError
@@ -26,6 +26,7 @@ from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import Token
 from fsworker.protocol.records import coding
+from fsworker.protocol.records.needs import Needs
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class Submission:
     """A task file as it was submitted. Batch `i` holds the tasks from `ends[i-1]` to `ends[i]`.
 
     Names and places of all batches follow from this, so that a second run makes the very same
-    ones. `timeout` is in seconds, `created` in epoch seconds by the clock of who submitted.
+    ones. `timeout` is in seconds, `created` in epoch seconds by the clock of who submitted. It
+    `waits` for workers that offer what the tasks need, where there are none.
     """
 
     stream: str
@@ -49,6 +51,14 @@ class Submission:
     ends: tuple[int, ...]
     timeout: float | None = None
     created: float = 0.0
+    needs: Needs = field(default_factory=Needs)
+    waits: bool = False
+
+    def meta(self) -> dict[str, Any]:
+        """The meta of each of its batches."""
+        told = {"fn": self.fn, "timeout": self.timeout, "stream": self.stream}
+        needs = {"needs": self.needs.fields()} if self.needs else {}
+        return {**told, "created": self.created, **needs}
 
     @property
     def tasks(self) -> int:
@@ -58,7 +68,8 @@ class Submission:
     def token(self, number: int) -> Token:
         """The batch with this number, before anybody claimed it."""
         batch = layout.batch_id(self.stream, self.incarnation, number)
-        return Token(batch, self.shards[number % len(self.shards)])
+        shard = self.shards[number % len(self.shards)]
+        return Token(batch, shard, needs=self.needs.digest)
 
     def number(self, batch: str) -> int | None:
         """The number of a batch; None when it is not of this submission."""

@@ -14,10 +14,10 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
-from ctl import streams
+from ctl import needing, streams
 from ctl.roots import Run
 from ctl.streams import Sent, Submission
 from ctl.taskfile import TaskFile
@@ -26,6 +26,7 @@ from fsworker.client.outbound import MAX_BATCH_BYTES
 from fsworker.client.submitter import Submitter
 from fsworker.errors import UsageError
 from fsworker.protocol import layout, segment
+from fsworker.protocol.records.needs import Needs
 from fsworker.protocol.segment import Segment
 
 WINDOW = 64
@@ -40,16 +41,25 @@ _SPREAD = 16
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a call of `ctl submit` asks for; `timeout` is in seconds."""
+    """What a call of `ctl submit` asks for; `timeout` is in seconds, `waits` for workers."""
 
     stream: str
     digest: str
     fn: str
     timeout: float | None
+    needs: Needs = field(default_factory=Needs)
+    waits: bool = False
 
 
 def ask(
-    run: Run, tasks: TaskFile, stream: str | None, fn: str | None, timeout: float | None
+    run: Run,
+    tasks: TaskFile,
+    stream: str | None,
+    fn: str | None,
+    timeout: float | None,
+    needs: Needs | None = None,
+    *,
+    waits: bool = False,
 ) -> Asked:
     """What is asked for, under its names. UsageError for a function or a name that cannot be.
 
@@ -60,9 +70,10 @@ def ask(
     digest = tasks.digest()
     if stream is None:
         stem = os.path.basename(tasks.path).partition(".")[0][:60]
-        mark = hashlib.sha256(f"{digest} {name} {timeout}".encode()).hexdigest()
+        needed = f" {needs.digest}" if needs else ""
+        mark = hashlib.sha256(f"{digest} {name} {timeout}{needed}".encode()).hexdigest()
         stream = f"{stem or 'tasks'}-{mark[:10]}"
-    return Asked(streams.check_name(stream), digest, name, timeout)
+    return Asked(streams.check_name(stream), digest, name, timeout, needs or Needs(), waits)
 
 
 def begin(run: Run, tasks: TaskFile, asked: Asked, size: int | None) -> Submission:
@@ -74,7 +85,9 @@ def begin(run: Run, tasks: TaskFile, asked: Asked, size: int | None) -> Submissi
     if before is not None:
         _check_same(before, asked)
         return before
-    shards = [w.shard for w in run.manifest.workers] or list(range(run.manifest.shard_count))
+    if not asked.waits:
+        needing.check(run, asked.needs, job=False)
+    shards = needing.shards(run, asked.needs)
     at = secrets.randbelow(len(shards))
     if size is None:
         size = max(1, min(BATCH, -(-tasks.count() // (_SPREAD * len(shards)))))
@@ -88,6 +101,8 @@ def begin(run: Run, tasks: TaskFile, asked: Asked, size: int | None) -> Submissi
         tasks.cut(size, MAX_BATCH_BYTES),
         asked.timeout,
         time.time(),
+        asked.needs,
+        asked.waits,
     )
 
 
@@ -131,12 +146,7 @@ def carry_out(
 def _write(
     submitter: Submitter, submission: Submission, numbers: range, records: Iterator[bytes]
 ) -> None:
-    meta = {
-        "fn": submission.fn,
-        "timeout": submission.timeout,
-        "stream": submission.stream,
-        "created": submission.created,
-    }
+    meta = submission.meta()
     for number in numbers:
         batch = list(islice(records, submission.ends[number] - submission.start(number)))
         data = segment.encode(Segment(segment.BATCH, meta, batch))
@@ -160,6 +170,7 @@ def _check_same(before: Submission, asked: Asked) -> None:
         ("other tasks", before.digest, asked.digest),
         (f"the function {before.fn}", before.fn, asked.fn),
         (f"the timeout {before.timeout}", before.timeout, asked.timeout),
+        (f"other needs ({before.needs})", before.needs, asked.needs),
     ):
         if then != now:
             raise UsageError(

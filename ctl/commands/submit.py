@@ -8,9 +8,10 @@ import click
 
 from ctl import render, roots, streams, submission
 from ctl.commands import results
-from ctl.params import COUNT, DURATION, POSITIVE, json_option, root_option
+from ctl.params import COUNT, DURATION, POSITIVE, json_option, need_options, root_option
 from ctl.session import Session
 from ctl.taskfile import TaskFile
+from fsworker.protocol.records.needs import parse_needs
 
 
 @click.command()
@@ -21,6 +22,7 @@ from ctl.taskfile import TaskFile
 @click.option("--stream", help="Name for these tasks [default: from the file and its content].")
 @click.option("--batch-size", type=COUNT, help="Tasks in a batch [default: 256, fewer if few].")
 @click.option("--kwargs", "keywords", is_flag=True, help="Each line holds keyword arguments.")
+@need_options
 @click.option("--wait", is_flag=True, help="Wait for the results and write them, as ctl results.")
 @click.option("-o", "--output", metavar="FILE", help="With --wait [default: TASKS.results.jsonl].")
 @click.option(
@@ -40,6 +42,8 @@ def command(
     stream: str | None,
     batch_size: int | None,
     keywords: bool,
+    need: tuple[str, ...],
+    wait_for_workers: bool,
     wait: bool,
     output: str | None,
     no_worker_timeout: float,
@@ -56,7 +60,8 @@ def command(
     run = roots.open_run(*roots.find_root(root, session.config))
     tasks = TaskFile(path, keywords=keywords)
     try:
-        asked = submission.ask(run, tasks, stream, fn, timeout)
+        needs = parse_needs(need)
+        asked = submission.ask(run, tasks, stream, fn, timeout, needs, waits=wait_for_workers)
         # Not under the lock, whose file would be left behind by a task that cannot be submitted.
         wanted = submission.begin(run, tasks, asked, batch_size)
         with streams.locked(run.store, asked.stream, "lock"):

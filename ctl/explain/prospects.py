@@ -13,6 +13,9 @@ from ctl import memory
 from ctl.health import Limits, State
 from ctl.memory import HostMemory
 from ctl.units import human
+from fsworker.protocol import offers
+from fsworker.protocol.offers import Provider
+from fsworker.protocol.records.needs import Needs
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,25 @@ def of_pending(
             f"{deaths} workers died while they held it: it runs alone, one task at a time, and a "
             f"task that kills {most_deaths} workers is answered with 'worker died'"
         )
+    return told
+
+
+def of_needs(needs: Needs, found: Sequence[Provider], shard: int, *, job: bool) -> list[str]:
+    """What a waiting batch waits for that needs something; `found`: who of the run offers what."""
+    if not needs:
+        return []
+    able = [p for p in found if p.serves(needs, job=job)]
+    live = [p for p in able if p.live]
+    told = [f"it needs {needs}"]
+    if live and not any(p.shard == shard for p in live):
+        told.append(f"it is forwarded to the shard of {_some([p.host for p in live])}")
+    elif not live and able:
+        some = _some([p.host for p in able])
+        told.append(f"it waits for {some}, which offered that and does not serve now")
+    elif not live:
+        told.append("it waits for a worker that offers that: none does")
+    if not live:
+        told += offers.shortage(found, needs, job=job)
     return told
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctl import units
@@ -17,6 +17,7 @@ from fsworker.errors import FormatError, UsageError
 from fsworker.jobs import templates
 from fsworker.protocol.records import coding, slots
 from fsworker.protocol.records.job import JSON_AGENTS, Job, new_job_id, utc_now
+from fsworker.protocol.records.needs import parse_needs, read_needs
 
 MOST_JOBS = 10_000
 """Jobs of one submit."""
@@ -46,8 +47,9 @@ def read_file(path: str) -> dict[str, Any]:
             hint = f"did you mean {near[0]}?" if near else "see ctl job submit --help"
             raise UsageError(f"{path}: a job has no {key!r}: {hint}", path=path)
         fields["params" if name == "param" else name] = value
-    if not isinstance(fields.get("params", {}), dict):
-        raise UsageError(f"{path}: 'params' must be a table, as in [params]", path=path)
+    for name in ("params", "needs"):
+        if not isinstance(fields.get(name, {}), dict):
+            raise UsageError(f"{path}: {name!r} must be a table, as in [{name}]", path=path)
     base = os.path.dirname(os.path.abspath(path))
     fields.setdefault("cwd", base)
     return {**fields, **_absolute(fields, base)}
@@ -68,6 +70,7 @@ def make(told: Mapping[str, Any], source: str) -> list[Job]:
         if fields.get(name) == "":
             raise UsageError(f"{source}: field {name!r} is empty: name a file, or leave it out")
     fields["params"] = {k: _text(v) for k, v in dict(fields.get("params", {})).items()}
+    fields["needs"] = needs_of(fields.get("needs", {}), source)
     fields.setdefault("created_at", utc_now())
     if "checkpoint" not in fields:
         json_agent = fields.get("agent") in JSON_AGENTS
@@ -82,6 +85,15 @@ def make(told: Mapping[str, Any], source: str) -> list[Job]:
         jobs.append(_job({**fields, "job_id": job_id}, source))
     templates.check(jobs[0])
     return jobs
+
+
+def needs_of(told: Mapping[str, Any] | Sequence[str], source: str) -> dict[str, Any]:
+    """The field `needs` from a table, or from words as in --need."""
+    try:
+        found = read_needs(told) if isinstance(told, Mapping) else parse_needs(told)
+    except ValueError as error:
+        raise UsageError(f"{source}: needs: {error}") from None
+    return found.fields()
 
 
 def _job(fields: dict[str, Any], source: str) -> Job:

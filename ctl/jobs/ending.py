@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from ctl.jobs import submitting
+from ctl.jobs import placing, submitting
 from ctl.jobs.board import PENDING, RUNNING, Board, Row, row
 from ctl.roots import Run
 from fsworker.errors import FleetError, Refused, StorageError
@@ -142,8 +142,10 @@ def retry(run: Run, job: str) -> Token:
     number = folder.commit.number + 1 if folder.commit else 1
     last = max((a.number for a, _ in jobstate.attempts(run.store, job)), default=0)
     life = layout.new_incarnation()
-    (shard,) = submitting.choose_shards(run, 1)
-    token = Token(layout.batch_id(layout.job_stream(job), life, number), shard, attempt=last)
+    needs = now.job.needs
+    (shard,) = placing.choose_shards(run, 1, needs)
+    batch = layout.batch_id(layout.job_stream(job), life, number)
+    token = Token(batch, shard, attempt=last, needs=needs.digest)
     run.store.remove_quietly(layout.jobs.job_result(job))  # of the time before
     submitting.send(run, now.job, token, life)
     return token

@@ -1,19 +1,18 @@
 """Submitting jobs: everything that can be wrong is found first, then each is one token.
 
 A job's folder is made before its token, by one rename that only one submit can win, so an id is
-used once. Jobs are dealt out to the shards of workers that have job slots, those with free ones
-first. A group is made or joined before anything of it is submitted.
+used once. A group is made or joined before anything of it is submitted.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
-from ctl.beats import HEARTBEAT_LIMIT
-from ctl.jobs.board import Board
+from ctl import needing
+from ctl.jobs import placing
 from ctl.roots import Run
 from fsworker.client.submitter import Submitter
 from fsworker.errors import FleetError, FormatError, NotRunning, Refused, StorageError, UsageError
@@ -22,7 +21,6 @@ from fsworker.protocol.fsops import storage_error
 from fsworker.protocol.layout import Token
 from fsworker.protocol.records.job import Job
 from fsworker.protocol.records.round import Group
-from fsworker.protocol.records.run import Heartbeat, WorkerSpec
 from fsworker.protocol.segment import Segment
 
 log = logging.getLogger(__name__)
@@ -30,12 +28,14 @@ log = logging.getLogger(__name__)
 KIND = "job"
 
 
-def submit(run: Run, jobs: Sequence[Job]) -> list[Token]:
-    """Submit jobs, all of one group or of none. Nothing is submitted unless all can be."""
-    for job in jobs:
-        check(run, job)
-    _check_group(run, jobs)
-    shards = choose_shards(run, len(jobs))
+def submit(run: Run, jobs: Sequence[Job], *, wait: bool = False) -> list[Token]:
+    """Submit jobs, all of one group or of none. Nothing is submitted unless all can be.
+
+    `wait`: for workers that come later, where there are not those that are needed.
+    """
+    check(run, jobs, wait=wait)
+    _check_group(run, jobs, wait=wait)
+    shards = placing.choose_shards(run, len(jobs), jobs[0].needs)
     made: list[Job] = []
     try:
         for job in jobs:
@@ -48,7 +48,9 @@ def submit(run: Run, jobs: Sequence[Job]) -> list[Token]:
         raise
     life = layout.new_incarnation()
     tokens = [
-        Token(layout.batch_id(layout.job_stream(job.job_id), life, 0), shard)
+        Token(
+            layout.batch_id(layout.job_stream(job.job_id), life, 0), shard, needs=job.needs.digest
+        )
         for job, shard in zip(jobs, shards, strict=True)
     ]
     _send_all(run, jobs, tokens, life)
@@ -81,15 +83,29 @@ def send(run: Run, job: Job, token: Token, life: str) -> None:
 
 def _send(submitter: Submitter, job: Job, token: Token) -> None:
     record = packing.pack([job.job_id, [job.to_json().decode()]])
-    meta = {"stream": layout.job_stream(job.job_id), "kind": KIND, "created": time.time()}
+    stream = layout.job_stream(job.job_id)
+    meta: dict[str, Any] = {"stream": stream, "kind": KIND, "created": time.time()}
     if job.after is not None:
         meta["after"] = job.after
+    if job.needs:
+        meta["needs"] = job.needs.fields()
     submitter.prepare(token, segment.encode(Segment(segment.BATCH, meta, [record])))
     submitter.enqueue(token)
 
 
-def check(run: Run, job: Job) -> None:
-    """UsageError for a job that cannot be, NotRunning for one that follows an unknown one."""
+def check(run: Run, jobs: Sequence[Job], *, wait: bool = False) -> None:
+    """UsageError for jobs that cannot be, NotRunning for one that follows an unknown one; Refused
+    and NotOffered for what no worker can run, unless they `wait` for one."""
+    for job in jobs:
+        _check_one(run, job)
+    if wait:
+        return
+    if not any(worker.job_slots for worker in run.workers):
+        raise Refused(f"no worker of {run.root} has job slots: start it with --job-slots")
+    needing.check(run, jobs[0].needs, job=True)
+
+
+def _check_one(run: Run, job: Job) -> None:
     if (problem := job.problem()) is not None:
         raise UsageError(f"the job cannot be: {problem}")
     if job.federation_group_id is not None:
@@ -99,55 +115,20 @@ def check(run: Run, job: Job) -> None:
             raise UsageError(f"--federation-group cannot be used: {error}") from None
     if job.after is not None and jobstate.read_job(run.store, job.after) is None:
         raise NotRunning(f"there is no job {job.after!r} in {run.root} to follow")
-    if not any(worker.job_slots for worker in workers(run)):
-        raise Refused(f"no worker of {run.root} has job slots: start it with --job-slots")
 
 
-def workers(run: Run) -> tuple[WorkerSpec, ...]:
-    """The workers of the run as it is now."""
-    return run.workers
-
-
-def choose_shards(run: Run, count: int) -> list[int]:
-    """Where jobs go: to workers with free job slots in turn, then to all that have job slots."""
-    able = [worker for worker in workers(run) if worker.job_slots]
-    busy = _busy(run)
-    waiting = Counter(job.shard for job in Board.look(run).pending.values())
-    free: Counter[int] = Counter()
-    for worker in able:
-        free[worker.shard] += worker.job_slots - busy.get(worker.host, 0)
-    free.subtract(waiting)
-    chosen = []
-    for _ in range(count):
-        shard = max(sorted(free), key=lambda s: free[s])
-        free[shard] -= 1
-        chosen.append(shard)
-    return chosen
-
-
-def _busy(run: Run) -> dict[str, int]:
-    found = {}
-    for worker in workers(run):
-        path = layout.status_path(worker.host)
-        try:
-            beat: Heartbeat = Heartbeat.from_json(run.store.read(path, HEARTBEAT_LIMIT), path)
-        except (OSError, FormatError):
-            continue
-        found[worker.host] = beat.jobs_busy
-    return found
-
-
-def _check_group(run: Run, jobs: Sequence[Job]) -> None:
+def _check_group(run: Run, jobs: Sequence[Job], *, wait: bool) -> None:
     """Refused for a group that can never run at once, has another size, or is full."""
     first = jobs[0]
     group, size = first.federation_group_id, first.federation_size
     if group is None or size is None:
         return
-    slots = sum(worker.job_slots for worker in workers(run))
-    if size > slots:
+    slots = sum(worker.job_slots for worker in placing.able(run, first.needs))
+    if size > slots and not wait:
+        of_them = f" on workers that offer {first.needs}" if first.needs else ""
         raise Refused(
             f"group {group!r} has {size} participants, who must run at once, and {run.root} has "
-            f"{slots} job slots: start more workers, or give them more with --job-slots"
+            f"{slots} job slots{of_them}: start more workers, or give them more with --job-slots"
         )
     if group in federation.all_groups(run.store):
         there = federation.read_group(run.store, group)

@@ -57,6 +57,12 @@ class Routes:
                     f"{sentence}; wait_for_workers=True waits for one", path=self._store.root
                 )
 
+    def learn(self, needs: Needs) -> str:
+        """Its digest, which the other questions are about."""
+        with self._lock:
+            self._known[needs.digest] = needs
+        return needs.digest
+
     def shard(self, digest: str) -> int | None:
         """Where the next batch of such tasks goes; None when nobody offers that now."""
         with self._lock:

@@ -16,7 +16,9 @@ from ctl.health import Limits, State
 from ctl.memory import HostMemory
 from fsworker.protocol import layout, packing, segment
 from fsworker.protocol.layout import Owner, Token
+from fsworker.protocol.offers import Provider
 from fsworker.protocol.records.counters import StreamCounters
+from fsworker.protocol.records.needs import Needs, Offer
 from tests.support.runs import beat, make_run
 
 pytestmark = pytest.mark.unit
@@ -74,6 +76,47 @@ def test_what_happens_to_a_waiting_batch(
 ) -> None:
     told = prospects.of_pending(home, others, deaths=deaths, most_deaths=3, ahead=4)
     assert words in " ".join(told)
+
+
+GPU, BIG = Offer(frozenset({"gpu"})), Offer(cpus=64)
+
+
+@pytest.mark.parametrize(
+    ("needs", "found", "told"),
+    [
+        (Needs(), [], []),
+        (Needs(("gpu",)), [Provider("n1", 1, GPU, True)], ["it needs label gpu"]),
+        (
+            Needs(("gpu",)),
+            [Provider("n1", 2, GPU, True), Provider("n2", 1, BIG, True)],
+            ["it needs label gpu", "it is forwarded to the shard of n1"],
+        ),
+        (
+            Needs(("gpu",)),
+            [Provider("n1", 1, GPU), Provider("n2", 1, BIG, True)],
+            [
+                "it needs label gpu",
+                "it waits for n1, which offered that and does not serve now",
+                "n2 lacks label gpu",
+            ],
+        ),
+        (
+            Needs(("gpu",), cpus=64, gpus=1),
+            [Provider("n1", 1, GPU, True), Provider("n2", 1, BIG, True), Provider("n3", 0)],
+            [
+                "it needs label gpu, 64 cpus, 1 gpus",
+                "it waits for a worker that offers that: none does",
+                "n1 lacks 64 cpus (has 0), 1 gpus (has 0)",
+                "n2 lacks label gpu, 1 gpus (has 0)",
+                "n3: not heard of yet",
+            ],
+        ),
+    ],
+)
+def test_for_what_a_batch_waits_and_who_comes_near(
+    needs: Needs, found: list[Provider], told: list[str]
+) -> None:
+    assert prospects.of_needs(needs, found, 1, job=False) == told
 
 
 @pytest.mark.parametrize(

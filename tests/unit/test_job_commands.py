@@ -18,6 +18,10 @@ from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.records.job import Job
 from tests.support.runs import make_run
+from ctl.jobs import asking
+from fsworker.errors import FormatError, UsageError
+from fsworker.protocol.records.job import Job
+from fsworker.protocol.records.needs import Needs
 
 pytestmark = pytest.mark.unit
 
@@ -57,6 +61,7 @@ def test_the_help_of_the_group_imports_none_of_its_commands() -> None:
         (["job", "show", "x", "--root", "/nowhere"], 3, "/nowhere"),
         (["job", "submit", "--episodes", "0", "--", "x"], 2, "from 1 up"),
         (["job", "submit", "--param", "novalue", "--", "x"], 2, "is not NAME=value"),
+        (["job", "submit", "--need", "gpu=1", "--", "x"], 2, "there is no need 'gpu'"),
     ],
 )
 def test_errors_are_one_sentence_with_their_code(args: list[str], code: int, says: str) -> None:
@@ -75,6 +80,23 @@ def test_what_a_job_file_or_an_unset_variable_says_wrongly_is_named(tmp_path: Pa
             asking.make({"command": ["x"], name: ""}, "here")
 
 
+def test_needs_are_read_from_a_file_and_from_words(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('command = ["x"]\n[needs]\nlabels = ["a"]\nmemory = "2G"\ngpus = 1\n')
+    told = asking.read_file(str(path))
+    told["needs"] |= asking.needs_of(("gpus=4",), "--need")
+    (job,) = asking.make(told, "here")
+    assert job.needs == Needs(("a",), gpus=4, memory=2 << 30)
+    assert Job.from_json(job.to_json(), "job.json") == job
+    for bad in ({"gpus": -1}, {"cores": 1}, {"labels": [1]}):
+        with pytest.raises(UsageError, match="here: needs: "):
+            asking.make({"command": ["x"], "needs": bad}, "here")
+    path.write_text('command = ["x"]\nneeds = "gpu"\n')
+    with pytest.raises(UsageError, match=r"job\.toml: 'needs' must be a table"):
+        asking.read_file(str(path))
+    odd = job.to_json().replace(b'"gpus": 4', b'"gpus": -4')
+    with pytest.raises(FormatError, match="field 'needs': gpus must be"):
+        Job.from_json(odd, "job.json")
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

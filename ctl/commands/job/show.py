@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from ctl.session import Session
 from fsworker.jobs.finish import finish
 from fsworker.protocol import federation, jobstate
 from fsworker.protocol.records.job import AttemptNote
+from fsworker.protocol.records.needs import read_needs
 
 
 @click.command()
@@ -46,7 +48,7 @@ def _fields(run: roots.Run, now: Row, notes: list[AttemptNote]) -> dict[str, Any
     members = sorted(federation.members(run.store, group).values()) if group else None
     return {
         **now.fields(),
-        "asked": vars(now.job) if now.job else None,
+        "asked": asdict(now.job) if now.job else None,
         "result": vars(now.result) if now.result else None,
         "attempts": [vars(note) for note in notes],
         "members": members,
@@ -62,6 +64,8 @@ def _lines(told: dict[str, Any]) -> list[str]:
         out.append(f"  error      {told['error']}")
     if asked:
         out.append(f"  command    {' '.join(asked['command'])}")
+        if needs := read_needs(asked["needs"]):
+            out.append(f"  needs      {needs}")
     if told["group"]:
         out.append(f"  group      {told['group']}: {', '.join(told['members'] or [])}")
     if told["after"]:

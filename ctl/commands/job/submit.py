@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from ctl import render, roots, statusview
 from ctl.jobs import asking, submitting
-from ctl.params import COUNT, DURATION, ENV_PAIR, POSITIVE, json_option, root_option
+from ctl.params import (
+    COUNT,
+    DURATION,
+    ENV_PAIR,
+    POSITIVE,
+    json_option,
+    need_options,
+    root_option,
+)
 from ctl.session import Session
 from fsworker.errors import UsageError
 from fsworker.jobs import templates
@@ -49,6 +58,7 @@ from fsworker.protocol.records.job import Job
 @click.option("--preflight", metavar="CMD", help="Must succeed, or another host takes the job.")
 @click.option("--postflight", metavar="CMD", help="Runs when it has ended, however it did.")
 @click.option("--grace", type=DURATION, help="Time to save after TERM [default: 10s].")
+@need_options
 @click.option("--log-limit", metavar="SIZE", help="Head and tail of its log [64M; 0: all].")
 @click.option("--keep-checkpoints", type=COUNT, help="Of the newest episodes [default: all].")
 @click.option("--dry-run", is_flag=True, help="Check everything, show the job.")
@@ -60,6 +70,7 @@ def command(
     words: tuple[str, ...],
     root: str | None,
     path: str | None,
+    wait_for_workers: bool,
     dry_run: bool,
     as_json: bool,
     **options: Any,
@@ -75,10 +86,9 @@ def command(
     if not jobs[0].agent_loop and not templates.uses(jobs[0], ["checkpoint"]):
         session.note("the command does not name {checkpoint}: it must save to FLEET_CHECKPOINT")
     if dry_run:
-        for job in jobs:
-            submitting.check(run, job)
+        submitting.check(run, jobs, wait=wait_for_workers)
     else:
-        submitting.submit(run, jobs)
+        submitting.submit(run, jobs, wait=wait_for_workers)
         if not statusview.alive_hosts(run, 15.0):
             session.note("no worker is alive: the job waits for one")
     _show(session, run, jobs, as_json, dry_run)
@@ -89,6 +99,8 @@ def _told(words: tuple[str, ...], path: str | None, options: dict[str, Any]) -> 
     said = {k: v for k, v in options.items() if v not in (None, ())}
     if "params" in said:
         said["params"] = dict(said["params"])
+    if "need" in said:
+        said["needs"] = asking.needs_of(said.pop("need"), "--need")
     if words:
         said["command"] = words
     if path is None:
@@ -97,13 +109,13 @@ def _told(words: tuple[str, ...], path: str | None, options: dict[str, Any]) -> 
         said.setdefault("cwd", ".")
         return asking.absolute(said)
     file = asking.read_file(path)
-    params = {**file.get("params", {}), **said.get("params", {})}
-    return {**file, **asking.absolute(said), "params": params}
+    both = {k: {**file.get(k, {}), **said.get(k, {})} for k in ("params", "needs")}
+    return {**file, **asking.absolute(said), **both}
 
 
 def _show(session: Session, run: roots.Run, jobs: list[Job], as_json: bool, dry_run: bool) -> None:
     if as_json:
-        fields = [vars(job) for job in jobs] if dry_run else [job.job_id for job in jobs]
+        fields = [asdict(job) for job in jobs] if dry_run else [job.job_id for job in jobs]
         render.document({"root": run.root, "jobs": fields, "dry_run": dry_run})
         return
     for job in jobs:

@@ -14,6 +14,7 @@ from typing import Any
 
 from fsworker.errors import FormatError
 from fsworker.protocol import joblog
+from fsworker.protocol.records.needs import Needs
 from fsworker.protocol.records.run import _Record
 
 SUCCESS, FAILED, TIMEOUT, CANCELLED = "success", "failed", "timeout", "cancelled"
@@ -55,9 +56,9 @@ class Job(_Record):
     is the job whose last checkpoint this one starts from, `weights` the file that it starts from.
     `pass_env` are names of variables whose values the worker's host has. `grace` is what the
     process gets after TERM. With `agent_loop` one process trains all episodes, each of which is a
-    task of its agent. `checkpoint` is the name of what the command saves. `log_limit` are the bytes
-    of an attempt's log, head and tail (0: all), `keep_checkpoints` how many of the newest episodes
-    keep theirs (None: all).
+    task of its agent. `checkpoint` is the name of what the command saves. `needs` is what its
+    worker must offer. `log_limit` are the bytes of an attempt's log, head and tail (0: all),
+    `keep_checkpoints` how many of the newest episodes keep theirs (None: all).
     """
 
     job_id: str
@@ -86,6 +87,7 @@ class Job(_Record):
     grace: float = 10.0
     agent_loop: bool = False
     checkpoint: str = "checkpoint.pt"
+    needs: Needs = field(default_factory=Needs)
     log_limit: int = joblog.LIMIT
     keep_checkpoints: int | None = None
 
@@ -138,6 +140,8 @@ class Job(_Record):
                 return f"field {name!r} must be above zero, not {getattr(self, name):g}"
         if self.grace < 0:
             return f"field 'grace' must be 0 or more seconds, not {self.grace:g}"
+        if (why := self.needs.problem()) is not None:
+            return f"field 'needs': {why}"
         if self.log_limit != 0 and self.log_limit < joblog.LEAST:
             return f"field 'log_limit' must be 0 (all) or at least 1M, not {self.log_limit}"
         if self.keep_checkpoints is not None and self.keep_checkpoints < 1:
