@@ -164,5 +164,6 @@ class _Board(Generic[T]):
                 return False  # another thread has this one's place
             del self._since[index]
             self._outcomes[index] = outcome
-            self.changed.notify_all()
+            if self.finished():  # threads take the next host by themselves: nobody else has to know
+                self.changed.notify_all()
             return True

@@ -48,7 +48,7 @@ class Entry:
             return _hash_matches(self.hosts, name)
         found = False
         for pattern in self.hosts.lower().split(","):
-            if _glob(pattern.removeprefix("!")).fullmatch(name):
+            if _fits(pattern.removeprefix("!"), name):
                 if pattern.startswith("!"):
                     return False
                 found = True
@@ -178,6 +178,12 @@ def _parse_line(line: str, file: str, number: int) -> Entry:
     if key[: 4 + len(name)] != len(name).to_bytes(4, "big") + name:
         raise ValueError(f"the key is not of the type {kind}")
     return Entry(file, number, hosts, kind, key, marker)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    if "*" in pattern or "?" in pattern:
+        return _glob(pattern).fullmatch(name) is not None
+    return pattern == name
 
 
 @lru_cache(maxsize=4096)

@@ -17,6 +17,7 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ctl.launchers.errors import LaunchError
 
@@ -71,7 +72,7 @@ def effective(
 
     `options` win over both, as those on the command line of ssh do.
     """
-    ssh = shutil.which("ssh")
+    ssh = _program(os.environ.get("PATH"))
     if host.startswith("-") or not host:
         raise _error(host, f"{host!r} is not a host name")
     if ssh is None:
@@ -82,6 +83,12 @@ def effective(
     base = (ssh, "-F", config) if config else (ssh,)
     words = [word for k, v in (options or {}).items() for word in ("-o", f"{k}={v}")]
     return parse(host, _ask_ssh(host, [*base, *words, "-G", "--", host], timeout), base)
+
+
+@lru_cache(maxsize=4)
+def _program(path: str | None) -> str | None:
+    """Where ssh is; looked for once, and not once for each host."""
+    return shutil.which("ssh", path=path)
 
 
 def _ask_ssh(host: str, argv: Sequence[str], timeout: float) -> dict[str, list[str]]:
