@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ctl.roots import Run, unknown
-from fsworker.errors import NotOffered
-from fsworker.protocol import offers
+from fsworker.errors import FormatError, NotOffered
+from fsworker.protocol import offers, segment
 from fsworker.protocol.offers import Provider
-from fsworker.protocol.records.needs import Needs
+from fsworker.protocol.records.needs import Needs, of_meta
 
 ADVICE = "--wait-for-workers waits for one"
 
@@ -17,6 +17,15 @@ def providers(run: Run) -> list[Provider]:
         return offers.read(run.store, run.manifest)
     except OSError as error:
         raise unknown(error, run.root) from None
+
+
+def of_batch(run: Run, path: str) -> Needs:
+    """What a waiting batch needs; nothing when it has moved on, or is damaged."""
+    try:
+        found = segment.decode(run.store.read(path), segment.BATCH, path)
+    except (OSError, FormatError):
+        return Needs()
+    return of_meta(found.meta) or Needs()
 
 
 def check(run: Run, needs: Needs, *, job: bool) -> None:

@@ -13,11 +13,9 @@ from ctl.explain.story import Event, Story
 from ctl.health import State
 from ctl.roots import Run
 from ctl.statusview import Look
-from fsworker.errors import FormatError
-from fsworker.protocol import audit, layout, segment
+from fsworker.protocol import audit, layout
 from fsworker.protocol.audit import Place, Survey
 from fsworker.protocol.layout import Token
-from fsworker.protocol.records.needs import Needs, of_meta
 
 _BATCH = re.compile(r"(.+-[0-9a-f]{12}-\d+)(?::(\d+))?")
 
@@ -81,7 +79,7 @@ def _next(run: Run, look: Look, place: Place, token: Token | None) -> list[str]:
     alive = [h for h in look.hosts if h.state == State.READY]
     needed: list[str] = []
     if token is not None and token.needs:
-        needs, found = _needs_of(run, place), needing.providers(run)
+        needs, found = needing.of_batch(run, place.path), needing.providers(run)
         needed = prospects.of_needs(needs, found, token.shard, job=token.is_job)
         able = {p.host for p in found if p.live and p.serves(needs, job=token.is_job)}
         alive = [h for h in alive if h.host in able]
@@ -94,15 +92,6 @@ def _next(run: Run, look: Look, place: Place, token: Token | None) -> list[str]:
         most_deaths=run.manifest.max_deaths,
         ahead=max(0, look.backlog.pending.get(place.shard or 0, 0) - 1),
     )
-
-
-def _needs_of(run: Run, place: Place) -> Needs:
-    """What a waiting batch needs; nothing when it has moved on, or is damaged."""
-    try:
-        data = run.store.read(place.path)
-        return of_meta(segment.decode(data, segment.BATCH, place.path).meta) or Needs()
-    except (OSError, FormatError):
-        return Needs()
 
 
 def _attempts(seen: Survey, batch: str) -> list[Event]:

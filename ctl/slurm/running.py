@@ -9,7 +9,7 @@ from dataclasses import replace
 from ctl import roots, statusview, stopping
 from ctl.health import State
 from ctl.roots import Run
-from ctl.slurm import fleet, sizing
+from ctl.slurm import backlog, fleet, sizing
 from ctl.slurm.fleet import View
 from ctl.slurm.terms import Book
 from fsworker.errors import FleetError, UsageError
@@ -123,9 +123,7 @@ def _drain(run: Run, seen: View, count: int) -> int:
 
 
 def _auto_target(run: Run, book: Book) -> int:
-    waiting = statusview.backlog(run)
-    batches = sum(waiting.pending.values()) + sum(waiting.claimed.values())
-    return sizing.wanted(batches, book.parallel, book.least, book.most)
+    return sizing.wanted(backlog.count(run, book), book.parallel, book.least, book.most)
 
 
 def _reach(run: Run, seen: View, target: int) -> tuple[int, int]:

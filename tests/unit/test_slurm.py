@@ -9,14 +9,47 @@ from pathlib import Path
 import pytest
 
 from ctl.cli import main
-from ctl.slurm import fleet, queue, script, sizing
+from ctl.slurm import backlog, fleet, queue, script, sizing
 from ctl.slurm.fleet import View
 from ctl.slurm.queue import Row
 from ctl.slurm.terms import Book, Job, Terms
+from fsworker.protocol import layout, segment
+from fsworker.protocol.layout import Token
+from fsworker.protocol.records.needs import Needs, Offer
 from fsworker.protocol.records.run import LaunchMeta, WorkerSpec
+from fsworker.protocol.segment import Segment
 from tests.support.runs import make_run
 
 pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("needs", "gres", "known", "could"),
+    [
+        (Needs(("slurm", "fast")), None, [], True),
+        (Needs(("other",)), None, [], False),
+        (Needs(gpus=1), None, [], False),
+        (Needs(gpus=1), "gpu:2", [], True),
+        (Needs(gpus=1), "gpu:2", [Offer(gpus=0)], False),
+        (Needs(("odd",)), None, [Offer(), Offer(frozenset({"odd"}))], True),
+    ],
+)
+def test_a_backlog_counts_what_workers_of_slurm_could_serve(
+    needs: Needs, gres: str | None, known: list[Offer], could: bool
+) -> None:
+    terms = Terms(gres=gres)
+    assert backlog.could_serve(needs, ("slurm", "fast"), terms, known, job=False) is could
+
+
+def test_the_backlog_leaves_out_what_others_must_serve(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "n1")
+    Path(run.root, layout.inbox_dir(0)).mkdir(exist_ok=True)
+    for number, needs in enumerate((Needs(), Needs(("slurm",)), Needs(("x",)), Needs(("x",)))):
+        batch = layout.batch_id("s", "c0ffee000001", number)
+        data = segment.encode(Segment(segment.BATCH, {"needs": needs.fields()}, [b"\x90"]))
+        run.store.put(layout.inbox_path(Token(batch, 0, needs=needs.digest)), data)
+    assert backlog.count(run, BOOK) == 2
+
 
 META = LaunchMeta(
     "/runs/my 'run' 50%", "r1", (WorkerSpec("n1", 0),), 2, "m.f",
