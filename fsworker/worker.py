@@ -108,7 +108,8 @@ class Worker:
         room, pause = self._executor.job_room, options.poll_interval
         jobs = JobIntake(self._store, options.shard, manifest.shard_count, room, pause)
         self._intake.saw_jobs = jobs.saw
-        capability = of_worker(self._store, manifest, options.labels, self._pulse.inventory)
+        offered = (options.host, options.labels, self._pulse.inventory)
+        capability = of_worker(self._store, manifest, *offered)
         self._intake.sift, jobs.sift = capability.sift, capability.sift_jobs
         store, counters = self._store, self._pulse.counters
         self._custody = Custody(

@@ -17,6 +17,7 @@ from typing import Any
 
 from fsworker.errors import FormatError
 from fsworker.loop.holding import NO_FILE
+from fsworker.loop.withdrawal import withdraw
 from fsworker.protocol import layout, ledger, offers, segment
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Token
@@ -37,10 +38,12 @@ _FORGET = 10_000
 
 
 class Capability:
-    """What one worker can serve. `look` gives who offers what in the run."""
+    """What the worker of a host can serve. `look` gives who offers what in the run."""
 
-    def __init__(self, store: Store, offer: Offer, look: Callable[[], Sequence[Provider]]) -> None:
-        self._store, self._offer, self._look = store, offer, look
+    def __init__(
+        self, store: Store, host: str, offer: Offer, look: Callable[[], Sequence[Provider]]
+    ) -> None:
+        self._store, self._host, self._offer, self._look = store, host, offer, look
         self._known: dict[str, Needs] = {}
         self._others: dict[tuple[int, bool], list[Token]] = {}
         self._providers: Sequence[Provider] = ()
@@ -73,7 +76,8 @@ class Capability:
         return mine
 
     def turn(self, now: float) -> int:
-        """Forward what lies where nobody serves it, if it is time; how many batches that were."""
+        """Forward what lies where nobody serves it, or answer it when it was cancelled, if it is
+        time; how many batches that were."""
         if not any(self._others.values()) or now < self._due:
             return 0
         self._due = now + LOOK_EVERY
@@ -83,16 +87,24 @@ class Capability:
             log.info("cannot see who offers what: %s", error)
             return 0
         self._due = now + max(LOOK_EVERY, A_LOOK_COSTS * len(self._providers))
-        moved = 0
+        moved = answered = 0
+        left = []
         for token in itertools.chain.from_iterable(self._others.values()):
             if moved == MOST_MOVES:
                 self._due = now + A_LOOK_COSTS
                 break
-            moved += self._forward(token)
+            if self._forward(token):
+                moved += 1
+            else:
+                left.append(token)
         self._others.clear()
+        try:
+            answered = withdraw(self._store, self._host, left)
+        except OSError as error:
+            log.info("cannot answer what was cancelled: %s", error)
         if moved:
             log.info("%d batches are forwarded to workers that offer what they need", moved)
-        return moved
+        return moved + answered
 
     def _forward(self, token: Token) -> bool:
         shard = better_shard(token, self._known[token.needs], self._providers, next(self._turns))
@@ -139,11 +151,11 @@ class Capability:
 
 
 def of_worker(
-    store: Store, manifest: Manifest, labels: Iterable[str], inventory: Mapping[str, Any]
+    store: Store, manifest: Manifest, host: str, labels: Iterable[str], inventory: Mapping[str, Any]
 ) -> Capability:
     """That of a worker, by what its heartbeat says that it offers."""
     offer = of_inventory(labels, inventory) or Offer(tasks=False, jobs=False)
-    return Capability(store, offer, partial(offers.read, store, manifest))
+    return Capability(store, host, offer, partial(offers.read, store, manifest))
 
 
 def better_shard(

@@ -10,10 +10,11 @@ import pytest
 
 from fsworker.loop import capability
 from fsworker.loop.capability import Capability
-from fsworker.protocol import layout, offers, segment
+from fsworker.protocol import layout, offers, packing, segment, stream
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Owner, Token
 from fsworker.protocol.offers import Provider
+from fsworker.protocol.records.cancel import CancelRequest
 from fsworker.protocol.records.needs import (
     Needs,
     Offer,
@@ -22,6 +23,7 @@ from fsworker.protocol.records.needs import (
     read_needs,
 )
 from fsworker.protocol.records.run import Heartbeat, LaunchMeta, Manifest, WorkerSpec
+from fsworker.protocol.requests import ask
 from fsworker.protocol.segment import Segment
 
 pytestmark = pytest.mark.unit
@@ -160,17 +162,20 @@ def test_who_offers_what_is_read_from_the_root(store: Store) -> None:
     assert "n9: not heard of yet" in offers.refusal("/r", offers.read(store, MANIFEST), GPU)
 
 
-def put(store: Store, number: int, needs: Needs, shard: int = 0, data: bytes = b"") -> Token:
+def put(
+    store: Store, number: int, needs: Needs, shard: int = 0, data: bytes = b"", count: int = 1
+) -> Token:
     batch = layout.batch_id("s", "c0ffee000001", number)
     token = Token(batch, shard, needs=needs.digest)
     meta = {"needs": needs.fields()} if needs else {}
-    whole = segment.encode(Segment(segment.BATCH, meta, [b"\x90"]))
+    records = [packing.pack([f"t{i}", []]) for i in range(count)]
+    whole = segment.encode(Segment(segment.BATCH, meta, records))
     store.put(layout.inbox_path(token), data or whole)
     return token
 
 
 def test_a_worker_sifts_what_it_can_serve_and_reads_each_need_once(store: Store) -> None:
-    mine = Capability(store, PLAIN, list)
+    mine = Capability(store, "n0", PLAIN, list)
     tokens = [put(store, i, Needs(cpus=1 + i % 3)) for i in range(9)]
     assert {t.needs for t in mine.sift(0, tokens)} == {Needs(cpus=1).digest, Needs(cpus=2).digest}
     reads = store.calls["open"]
@@ -182,7 +187,7 @@ def test_a_worker_sifts_what_it_can_serve_and_reads_each_need_once(store: Store)
 
 
 def test_what_is_not_what_its_name_says_is_taken_and_answered(store: Store) -> None:
-    mine = Capability(store, PLAIN, list)
+    mine = Capability(store, "n0", PLAIN, list)
     damaged = put(store, 1, GPU, data=b"\x00" * 40)
     odd = put(store, 2, Needs(("x",)))
     lying = Token(odd.batch, 0, needs="0" * 12)
@@ -192,7 +197,7 @@ def test_what_is_not_what_its_name_says_is_taken_and_answered(store: Store) -> N
 
 def test_what_nobody_of_its_shard_serves_is_forwarded(store: Store) -> None:
     there = [Provider("n1", 1, BIG, True), Provider("n2", 2, BIG, False)]
-    mine = Capability(store, PLAIN, lambda: there)
+    mine = Capability(store, "n0", PLAIN, lambda: there)
     tokens = [put(store, i, GPU) for i in range(3)] + [put(store, 9, Needs(("none",)))]
     there.clear()
     assert mine.sift(0, tokens) == [] and mine.turn(10.0) == 0, "nobody offers it: it waits"
@@ -206,3 +211,24 @@ def test_what_nobody_of_its_shard_serves_is_forwarded(store: Store) -> None:
     assert mine.turn(100.0) == 0
     mine.sift(1, [t for t in found if t])
     assert mine.turn(200.0) == 0, "its shard's worker serves it: it stays"
+
+
+def test_what_is_cancelled_whole_while_it_waits_is_answered(store: Store) -> None:
+    mine = Capability(store, "n0", PLAIN, list)
+    tokens = [put(store, i, GPU, count=2) for i in range(4)]
+    batches = [t.batch for t in tokens]
+    ask(store, batches[0], CancelRequest("x", batches[0]))
+    ask(store, batches[1], CancelRequest("x", batches[1], (0,)))
+    ask(store, batches[1], CancelRequest("x", batches[1], (1,)))
+    ask(store, batches[2], CancelRequest("x", batches[2], (1,)))
+    assert mine.sift(0, tokens) == [] and mine.turn(10.0) == 2
+    assert {layout.parse_inbox_name(0, n) for n in store.scan(layout.inbox_dir(0))} == {*tokens[2:]}
+    assert store.scan(layout.CLAIMS) == []
+    listing = store.run(stream.look("s"))
+    assert sorted(out.batch for out in listing.committed) == batches[:2]
+    found = store.run(stream.collect(listing.committed[0])).results
+    assert found is not None
+    assert [row[:3] for row in found.values()] == [[0, "t0", "cancelled"], [1, "t1", "cancelled"]]
+    ask(store, "s", CancelRequest("x", upto={"s-c0ffee000001": 2}))
+    mine.sift(0, tokens[2:])
+    assert mine.turn(20.0) == 1, "the last one was sent after that"
