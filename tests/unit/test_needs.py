@@ -10,7 +10,7 @@ import pytest
 
 from fsworker.loop import capability
 from fsworker.loop.capability import Capability
-from fsworker.protocol import layout, offers, packing, segment, stream
+from fsworker.protocol import audit, layout, ledger, offers, packing, segment, stream
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Owner, Token
 from fsworker.protocol.offers import Provider
@@ -232,3 +232,21 @@ def test_what_is_cancelled_whole_while_it_waits_is_answered(store: Store) -> Non
     ask(store, "s", CancelRequest("x", upto={"s-c0ffee000001": 2}))
     mine.sift(0, tokens[2:])
     assert mine.turn(20.0) == 1, "the last one was sent after that"
+
+
+def test_an_audit_knows_batches_that_need_something(store: Store) -> None:
+    me = Owner("n0", "abcdefabcdef")
+    held, waits = put(store, 1, GPU), put(store, 2, GPU)
+    store.run(ledger.enlist(me))
+    mine = store.run(ledger.claim(me, held))
+    assert mine == held.claimed() and mine.needs == GPU.digest
+    seen = store.run(audit.survey())
+    assert {p.batch: p.state for p in seen.all_places()} == {
+        held.batch: "claimed", waits.batch: "pending",
+    }  # fmt: skip
+    assert seen.ignored == []
+    assert store.run(ledger.forward(waits, 2)) and not store.run(ledger.forward(waits, 1))
+    back = store.run(ledger.reclaim(me, died=True))
+    assert [t.needs for t in back.moved] == [GPU.digest] and back.finished
+    seen = store.run(audit.survey())
+    assert {(p.shard, p.attempt) for p in seen.all_places()} == {(0, 1), (2, 1)}
