@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,54 +14,11 @@ from ctl.health import Limits
 from ctl.journal import Journal
 from ctl.rootio import RootIO
 from ctl.watch import Options, Watcher
-from fsworker.protocol import layout
-from fsworker.protocol.fsops import Store
-from fsworker.protocol.records.run import Heartbeat, LaunchMeta, Manifest, WorkerSpec
+from tests.support.synthetic import Synthetic, cpu_ms
 
 pytestmark = pytest.mark.unit
 
 BUDGET_MS = 20.0
-INVENTORY = {"cpus": 48, "memory_mb": 262_144, "gpus": ["a100"] * 4}
-
-
-class Synthetic:
-    """A root on which any number of hosts beat when they are told to."""
-
-    def __init__(self, root: Path, hosts: list[str], **meta: object) -> None:
-        self.store, self.hosts, self.seq = Store(root), hosts, 0
-        for folder in layout.FOLDERS:
-            (root / folder).mkdir(parents=True)
-        workers = tuple(WorkerSpec(host, i) for i, host in enumerate(hosts))
-        manifest = Manifest("r", "m:f", len(hosts), workers)
-        launches = dict.fromkeys(hosts, 1)
-        launch = LaunchMeta(str(root), "r", workers, len(hosts), "m:f", launches=launches, **meta)
-        (root / layout.MANIFEST).write_bytes(manifest.to_json())
-        (root / layout.LAUNCH_META).write_bytes(launch.to_json())
-        for i, host in enumerate(hosts):
-            for suffix in ("pid", "wrap.pid", "identity.json"):
-                (root / layout.host_file(host, suffix)).write_text("1\n")
-            (root / layout.Owner(host, f"{i:012x}").folder).mkdir()
-
-    def beat(self, *but: str) -> None:
-        """One more beat of every host but these."""
-        self.seq += 1
-        for i, host in enumerate(self.hosts):
-            if host in but and self.seq > 1:
-                continue
-            record = Heartbeat(
-                *(host, 5, f"{i:012x}", self.seq, time.time()),
-                launch=1,
-                ready=True,
-                wrapped=True,
-                boot_id="x" * 36,
-                inventory=INVENTORY,
-                labels=("fast", "big"),
-            )
-            self.store.publish(layout.status_path(host), record.to_json(), durable=False)
-
-
-def cpu_ms(pid: int | None) -> float:
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
 
 
 def test_a_sweep_of_a_hundred_healthy_hosts_is_cheap_and_leaves_nothing(tmp_path):
