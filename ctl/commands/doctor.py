@@ -10,6 +10,7 @@ from ctl import completion, launching, planning, render, roots
 from ctl.bundle import onroot
 from ctl.doctor import measure, report
 from ctl.doctor.measure import Patient
+from ctl.drift import onroot as drift
 from ctl.hosts import names_of
 from ctl.params import json_option
 from ctl.planning import Wish
@@ -37,7 +38,7 @@ def command(
     launcher: str | None,
     as_json: bool,
 ) -> int:
-    """Examine hosts: login, Python, functions, filesystem, limits.
+    """Examine hosts: login, Python, functions, filesystem, limits, and who differs in code.
 
     All is measured on each host at once, nothing is assumed: files are written to the root and
     removed again, functions are imported, and the time is taken until the other side sees a file.
@@ -73,7 +74,8 @@ def _patient(
         run = roots.open_run(base)
         served = functions or run.manifest.functions
         if launcher is None or launcher == run.need_meta().launcher:
-            return run.need_meta(), Patient(run.store, served, run.need_meta().env, layout.CTL)
+            meta, running = run.need_meta(), drift.members(run.store)
+            return meta, Patient(run.store, served, meta.env, layout.CTL, running)
     except NotRunning:
         served = functions
     if not os.path.isdir(base):

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import fsworker
+from ctl.doctor import drifting
 from ctl.doctor.checks import FAIL, Check, Here, judge
+from ctl.drift.compare import Member
 from ctl.fleet import fan_out
 from ctl.launchers.base import Launcher
 from ctl.launchers.errors import LaunchError
@@ -32,6 +34,8 @@ class Patient:
     env: Mapping[str, str] = field(default_factory=dict)
     below: str = ""
     """The folder under the root in which the trials are made."""
+    running: Mapping[str, Member] = field(default_factory=dict)
+    """What the workers of a run say of the code that they run."""
 
     def request(self, folder: str) -> dict[str, Any]:
         """What each host is asked; `folder` under the root is for trials."""
@@ -56,6 +60,9 @@ def examine(
             found[outcome.host] = judge(outcome.value, outcome.seconds, here)
         else:
             found[outcome.host] = [_unreached(outcome.error)]
+    facts = {o.host: o.value for o in outcomes if o.value is not None}
+    for host, checks in drifting.judge(facts, patient.running).items():
+        found[host] += checks
     return found
 
 

@@ -60,6 +60,21 @@ def look(store: Store, beats: Mapping[str, Heartbeat | None]) -> Drift:
     return Drift(tuple(found), details)
 
 
+def members(store: Store) -> dict[str, Member]:
+    """What each worker that serves says, by host; of the last beats, however old they are."""
+    found = {}
+    for name in store.scan(layout.STATUS):
+        host = layout.parse_status_name(name)
+        try:
+            path = layout.status_path(host) if host else name
+            beat: Heartbeat = Heartbeat.from_json(store.read(path, _LARGEST), path)
+        except (OSError, FleetError):
+            continue
+        if host == beat.host and runs(beat):
+            found[host] = member(beat)
+    return found
+
+
 def runs(beat: Heartbeat) -> bool:
     """Whether what it says is of a worker that serves, and of a release that says it."""
     return bool(beat.code) and not beat.stopped and beat.refused is None

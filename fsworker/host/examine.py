@@ -8,6 +8,7 @@ stands by itself; one that fails says why and the others go on.
 from __future__ import annotations
 
 import errno
+import functools
 import importlib.metadata
 import os
 import platform
@@ -20,8 +21,10 @@ from typing import Any
 import fsworker
 from fsworker import bundled
 from fsworker.digest import package_digest
-from fsworker.host.importable import why_not
+from fsworker.functions import canonical
+from fsworker.host.importable import Tried, tried
 from fsworker.host.logind import session_warnings
+from fsworker.inventory import software
 from fsworker.protocol.fsops import Store
 
 NEEDED = ("click", "msgpack")
@@ -37,10 +40,13 @@ def examine(request: Mapping[str, Any]) -> dict[str, Any]:
     """Measure. `request`: root, host, a `folder` for trials, `functions`, the workers' `env`."""
     store, folder, host = Store(request["root"]), str(request["folder"]), str(request["host"])
     facts: dict[str, Any] = {"ok": True, "problems": {}}
+    names, env = tuple(request.get("functions") or ()), request.get("env")
+    functions = functools.cache(lambda: tried(names, env))
     steps: dict[str, Callable[[], object]] = {
         "python": _python,
         "packages": _packages,
-        "functions": lambda: why_not(request.get("functions") or (), request.get("env")),
+        "functions": lambda: {name: one.why for name, one in functions().items()},
+        "code": lambda: _code(functions(), env or {}),
         "mounts": lambda: _read("/proc/self/mountinfo"),
         "real_root": lambda: os.path.realpath(store.root),
         "space": lambda: _space(store),
@@ -84,6 +90,13 @@ def _packages() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = packed.get(name)
     return found
+
+
+def _code(functions: Mapping[str, Tried], env: Mapping[str, str]) -> dict[str, Any]:
+    """What is installed, and the digests of the functions' sources, in the words of beats."""
+    path = [*env.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
+    sources = {canonical(name): one.source for name, one in functions.items() if one.why is None}
+    return {"packages": software.packages(path), "functions": sources}
 
 
 def _space(store: Store) -> dict[str, int]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from fsworker import bundled
 from fsworker.errors import FleetError
@@ -13,11 +14,30 @@ from fsworker.errors import FleetError
 WITHIN = 60.0
 
 
+_SOURCE = "source "
+"""Begins the last line of what a process prints that has imported a function."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of it: `why` it cannot be imported, None where it can; the digest of its source."""
+
+    why: str | None
+    source: str | None = None
+
+
 def why_not(
     names: Iterable[str], env: Mapping[str, str] | None = None, python: str | None = None
 ) -> dict[str, str | None]:
     """Why each function cannot be imported here, by `python` with `env`; None where it can."""
-    found: dict[str, str | None] = {}
+    return {name: one.why for name, one in tried(names, env, python).items()}
+
+
+def tried(
+    names: Iterable[str], env: Mapping[str, str] | None = None, python: str | None = None
+) -> dict[str, Tried]:
+    """Each function, imported by `python` with `env`."""
+    found: dict[str, Tried] = {}
     for name in names:
         try:
             done = subprocess.run(
@@ -31,23 +51,29 @@ def why_not(
                 stdin=subprocess.DEVNULL,
             )
         except subprocess.TimeoutExpired:
-            found[name] = f"its import takes longer than {WITHIN:g} s"
+            found[name] = Tried(f"its import takes longer than {WITHIN:g} s")
             continue
-        lines = done.stderr.strip().splitlines()
-        said = lines[-1] if lines else f"its import ended with exit code {done.returncode}"
-        found[name] = said if done.returncode else None
+        if done.returncode:
+            lines = done.stderr.strip().splitlines()
+            ended = f"its import ended with exit code {done.returncode}"
+            found[name] = Tried(lines[-1] if lines else ended)
+        else:
+            last = done.stdout.rstrip("\n").rpartition("\n")[2]
+            found[name] = Tried(None, last.removeprefix(_SOURCE) or None)
     return found
 
 
 def main() -> int:
     """`python -m fsworker.host.importable NAME`: exit code 0 when the function can be imported."""
     from fsworker import functions  # lazily: whoever asks imports no code of users
+    from fsworker.inventory import software
 
     try:
-        functions.resolve(sys.argv[1])
+        found = functions.resolve(sys.argv[1])
     except FleetError as error:
         print(error, file=sys.stderr)
         return 1
+    print(f"\n{_SOURCE}{software.source_digest(found) or ''}")
     return 0
 
 

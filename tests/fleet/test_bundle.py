@@ -92,6 +92,7 @@ def test_over_ssh_on_hosts_without_packages_and_again_after_a_kill(
             assert msgpack.startswith(f"{path}/vendor/msgpack/")
 
         before = fleet.beat("n1")
+        assert set(before["code"]["functions"]) == {"teller.tell"} and not said["drift"]
         fleet.kill(fleet.pid("n1"))
         again = fleet.wait_new_life("n1", before)
         assert again["launch"] == before["launch"], "its wrapper did that"

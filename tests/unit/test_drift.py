@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ctl.doctor import drifting
 from ctl.drift import onroot, words
 from ctl.drift.compare import Difference, Member, changes, compare
 from fsworker.inventory import software
@@ -209,6 +210,40 @@ def test_many_hosts_take_few_lines() -> None:
     assert words.lines(compare([*usual, *crowd]), {}) == [
         "a00, a01 and 7 more differ: other packages than on 20 others"
     ]
+
+
+# -- the doctor
+
+
+def facts(packages: dict[str, str], grade: str | None = "g1", bundle: str | None = None) -> Any:
+    return {"code": {"packages": packages, "functions": {"m.grade": grade}},
+            "python": {"bundle": bundle}}  # fmt: skip
+
+
+def test_the_doctor_holds_hosts_against_each_other_and_workers_against_their_host() -> None:
+    same = {"numpy": "2.0.1"}
+    measured = {
+        "n1": facts(same), "n2": facts(same), "n3": facts({"numpy": "1.26"}, "g0"),
+        "b1": facts({}, bundle="/r/x.pyz"), "no": {"python": {}},
+    }  # fmt: skip
+    digest = software.digest_of(same)
+    running = {
+        "n1": member("n1", packages=digest), "n2": member("n2", packages=digest, grade="g0"),
+        "b1": member("b1", packages="other"),
+    }  # fmt: skip
+    found = drifting.judge(measured, running)
+    told = {host: [(c.level, c.what, c.words) for c in checks] for host, checks in found.items()}
+    well = ("ok", "drift", "its code and packages are those of most hosts")
+    loaded = "its worker started with other code than is there now: "
+    assert told == {
+        "n1": [well],
+        "n2": [well, ("warn", "worker", f"{loaded}function m.grade")],
+        "n3": [("warn", "drift", "function m.grade (another source than on 3 others); "
+                "numpy 1.26 against 2.0.1 on 2 others")],
+        "b1": [well, ("warn", "worker", f"{loaded}packages")],
+    }  # fmt: skip
+    assert all(c.advice for checks in found.values() for c in checks if c.level == "warn")
+    assert drifting.judge({"n1": facts(same)}) == {"n1": []}, "nobody to be held against"
 
 
 # -- on a root
