@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pty
 import shlex
+import shutil
 import socket
 import struct
 import subprocess
@@ -378,6 +380,19 @@ def test_a_host_that_drops_packets_is_a_connect_failure_in_its_time(rig, opened)
         for sock in held:
             sock.close()
     assert (error.stage, error.timed_out, error.transient) == ("connect", True, True)
+
+
+@pytest.mark.skipif(not shutil.which("ip"), reason="needs ip (iproute2)")
+def test_an_idle_connection_whose_link_was_cut_is_found_dead_and_made_anew(tmp_path):
+    hosts.require()
+    argv = ["unshare", "--net", sys.executable, "-m", "tests.support.dead_peer", str(tmp_path)]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=100, check=False, cwd=hosts.REPO
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["known_after"] < 30 and told["stage"] == "connect", told
+    assert told["logins"] == 2, "one before the cut, and one after it"
 
 
 def test_a_login_that_hangs_is_a_timeout_of_the_command(rig, opened):
