@@ -10,9 +10,10 @@ LEVELS ?= tests/unit tests/contract tests/fleet
 PYTEST_ARGS ?=
 BENCH_ARGS ?= --quick
 SOAK_ARGS ?= --quick --check
+CHAOS_ARGS ?= --check
 JOBS ?= 2
 
-.PHONY: help demo test test-cluster test-cluster-long lint format bench soak clean
+.PHONY: help demo test test-cluster test-cluster-long chaos lint format bench soak clean
 
 help:
 	@echo "make demo    two workers on this machine grade 2,000 answers, one is killed on the way;"
@@ -20,6 +21,7 @@ help:
 	@echo "make test    unit, contract and fleet tests (LEVELS=tests/unit for the quick ones)"
 	@echo "make test-cluster       a head and three workers as virtual machines over a real NFS mount (root; see docs/filesystems.md)"
 	@echo "make test-cluster-long  the same with more of everything: half an hour"
+	@echo "make chaos   ten minutes in which something happens to these machines all the time"
 	@echo "make lint    ruff, mypy --strict, import-linter"
 	@echo "make format  ruff format, and the fixes that ruff is sure of"
 	@echo "make bench   a few minutes of measuring (BENCH_ARGS=--check for the whole table)"
@@ -53,12 +55,17 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) $(LEVELS) $(PYTEST_ARGS)
 
-# One cluster for all its tests, so never in parallel; what they measured is in their output.
+# One process for all that needs the machines, one for the rest; what they measured is in the output.
+CLUSTER := -m pytest -v -rP -n 2 --durations=0 tests/cluster
+
 test-cluster: $(VENV)/.dev
-	$(BIN)/python -m pytest -v -s -n 0 --durations=0 tests/cluster $(PYTEST_ARGS)
+	$(BIN)/python $(CLUSTER) $(PYTEST_ARGS)
 
 test-cluster-long: $(VENV)/.dev
-	SHARDFLEET_LONG=1 $(BIN)/python -m pytest -v -s -n 0 --durations=0 tests/cluster $(PYTEST_ARGS)
+	SHARDFLEET_LONG=1 $(BIN)/python $(CLUSTER) $(PYTEST_ARGS)
+
+chaos: $(VENV)/.dev
+	PYTHONPATH=. $(BIN)/python bench/chaos.py $(CHAOS_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

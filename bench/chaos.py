@@ -1,10 +1,10 @@
 """A fleet of virtual machines over NFS to which something happens all the time.
 
-One head, three workers, a file server, a watcher, a client that keeps everybody busy. A seeded
-choice of kills, freezes, resets, cut links and server pauses, one at a time, for some minutes; then
-everything is put right, and the end is judged: one answer per task, nothing left on the root, no
-process left, nobody restarted to whom nothing had happened. Needs root and what `tests/cluster`
-needs; SHARDFLEET_CLUSTER names a cluster that runs already (`tests/cluster/up`).
+One head, three workers, a file server, a watcher, a client that keeps everybody busy. By a seed,
+one at a time, for some minutes: kills, freezes, resets, cut links, server pauses, clocks that jump.
+Then everything is put right, and the end is judged: one answer per task, nothing left on the root,
+no process left, nobody started again whose worker lived. Needs root and what `tests/cluster` needs;
+SHARDFLEET_CLUSTER names a cluster that runs already (`tests/cluster/up`).
 
     PYTHONPATH=. .venv/bin/python bench/chaos.py --quick --check --seed 7
 """
@@ -20,80 +20,30 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the rigs are part of the tests
 
+from chaos_events import ENDS_LIFE, Event, Events, Pace
 from report import Report, median, parser
 from tests.cluster.ground import WATCH, Run
 from tests.rigs import vmcluster
 from tests.rigs.vmcluster import Cluster
 
 MINUTES, QUICK_MINUTES = 10.0, 2.0
-HOLD = (8.0, 45.0)
-"""Seconds that a freeze, a cut or a pause lasts: some shorter than the staleness, some longer."""
-REST = (10.0, 30.0)
+LONG, QUICK = Pace((8.0, 45.0), (5.0, 20.0)), Pace((6.0, 30.0), (2.0, 8.0))
+"""Holds are shorter and longer than the staleness, and than the fence behind it."""
 TASK_SECONDS, AHEAD = 0.3, 60
+SETTLING = 300.0
+"""Seconds in which all must be well again, and all answers there."""
+READ = 1.0
+"""Seconds in which an answer is read that was given before an event."""
 
-
-class Chaos:
-    """What may happen; each notes when, by the head's clock, and to whom."""
-
-    def __init__(self, run: Run, rng: random.Random) -> None:
-        self.run, self.rng = run, rng
-        self.events: list[tuple[str, str, float]] = []
-        self.ways: dict[str, Callable[[str], None]] = {
-            "kill": self._kill,
-            "freeze": self._freeze,
-            "cut": self._cut,
-            "reset": self._reset,
-            "pause": self._pause,
-        }
-
-    def once(self) -> tuple[str, str, float]:
-        """Let one thing happen, and undo it."""
-        what = self.rng.choice(sorted(self.ways))
-        host = "server" if what == "pause" else self.rng.choice(sorted(self.run.cluster.workers))
-        event = (what, host, float(self.run.sh("date +%s.%N").stdout))
-        self.events.append(event)
-        self.ways[what](host)
-        return event
-
-    def rest(self) -> None:
-        time.sleep(self.rng.uniform(*REST))
-
-    def _hold(self) -> None:
-        time.sleep(self.rng.uniform(*HOLD))
-
-    def _kill(self, host: str) -> None:
-        pids = [self.run.text(f"{host}.{name}").strip() for name in ("wrap.pid", "pid")]
-        machine = self.run.cluster.workers[host]
-        self.run.sh(f"kill -9 {' '.join(pids)}", on=machine, check=False)
-
-    def _freeze(self, host: str) -> None:
-        machine = self.run.cluster.workers[host]
-        machine.freeze()
-        self._hold()
-        machine.thaw()
-
-    def _cut(self, host: str) -> None:
-        machine = self.run.cluster.workers[host]
-        machine.link(False)
-        self._hold()
-        machine.link(True)
-
-    def _reset(self, host: str) -> None:
-        machine = self.run.cluster.workers[host]
-        machine.reset()
-        machine.wait_ssh()
-
-    def _pause(self, _: str) -> None:
-        server = self.run.cluster.server
-        server.pause()
-        self._hold()
-        server.resume()
+Row = tuple[str, str, float]
+"""`host` or `shard`, which one, and when it gave an answer."""
 
 
 @contextmanager
@@ -114,57 +64,90 @@ def ground() -> Iterator[Cluster]:
         shutil.rmtree(base, ignore_errors=True)
 
 
-def play(run: Run, chaos: Chaos, minutes: float, report: Report) -> tuple[dict[str, int], str]:
-    """Everything that happens; the sender's summary, and its log of answers."""
+def play(
+    run: Run, events: Events, minutes: float, report: Report
+) -> tuple[dict[str, Any], list[Row]]:
+    """Everything that happens; the sender's summary, and its answers."""
     out = f"/run/chaos-{secrets.token_hex(3)}"
     words = ["-m", "tests.cluster.stream_sender", run.root, out, str(TASK_SECONDS), str(AHEAD)]
     run.sh(f"setsid {run.python(words)} >{out}.err 2>&1 </dev/null &")
     run.wait(f"[ -s {out}.log ]", what="the first answer")
     end = time.monotonic() + 60 * minutes
     while time.monotonic() < end:
-        report.say("{} {}".format(*chaos.once()))
-        chaos.rest()
-    run.wait_ready(600)
+        event = events.once()
+        report.say(f"{event.what} {event.host}, over after {_uptime(run) - event.at:.0f} s")
+        events.rest()
+    report.say("all is put right")
+    run.wait_ready(SETTLING)
     run.sh(f": >{out}.end")
-    run.wait(f"[ -e {out} ]", 600, "all answers")
-    return json.loads(run.sh(f"cat {out}").stdout), run.sh(f"cat {out}.log").stdout
+    run.wait(f"[ -e {out} ]", SETTLING, "all answers")
+    log = [line.split() for line in run.sh(f"cat {out}.log").stdout.splitlines()]
+    return json.loads(run.sh(f"cat {out}").stdout), [(w, who, float(at)) for w, who, at in log]
 
 
-def back_after(events: list[tuple[str, str, float]], log: str) -> list[tuple[str, str, float]]:
-    """For each event of a host, the seconds until that host gave the next answer."""
-    rows = [(host, float(at)) for host, at in map(str.split, log.splitlines())]
-    found = []
-    for what, host, at in events:
-        later = [moment for name, moment in rows if name == host and moment > at + 1.0]
-        if later:
-            found.append((what, host, min(later) - at))
-    return found
+def _uptime(run: Run) -> float:
+    return float(run.sh("cat /proc/uptime").stdout.split()[0])
 
 
-def judge(run: Run, chaos: Chaos, told: dict[str, int], log: str, report: Report) -> None:
-    happened = Counter(host for what, host, _ in chaos.events if what != "pause")
-    restarts = Counter(run.restarts())
-    innocent = sum(n for host, n in restarts.items() if not happened[host])
-    back = back_after(chaos.events, log)
-    rows = [
-        (
-            what,
-            sum(1 for e in chaos.events if e[0] == what),
-            len(took),
-            median(took),
-            max(took, default=None),
-        )
-        for what in sorted(chaos.ways)
-        for took in [[s for w, _, s in back if w == what]]
-    ]
-    head = ("what", "times", "host was back", "median s", "most s")
-    report.table("until the host's next answer", head, rows)
-    report.figures.update(told, events=chaos.events, restarts=restarts, back=back)
-    report.target("tasks without their one answer", told["sent"] - told["right"], at_most=0)
+def next_after(event: Event, what: str, who: str, log: Sequence[Row]) -> float | None:
+    """Seconds from an event to the next answer of a host or a shard; None where none came."""
+    later = (at for kind, name, at in log if (kind, name) == (what, who) and at > event.at + READ)
+    first = min(later, default=None)
+    return None if first is None else first - event.at
+
+
+def tell_recovery(
+    run: Run, events: Sequence[Event], log: Sequence[Row], report: Report
+) -> dict[str, list[float]]:
+    """The table of how long answers were missing; by event, the seconds to the shard's next one."""
+    manifest = json.loads(run.sh(f"cat {run.root}/manifest.json").stdout)
+    homes = {worker["host"]: str(worker["shard"]) for worker in manifest["workers"]}
+    rows, shards = [], {}
+    for what in sorted({event.what for event in events if event.host in homes}):
+        mine = [event for event in events if event.what == what and event.host in homes]
+        hosts = [s for e in mine if (s := next_after(e, "host", e.host, log)) is not None]
+        shards[what] = [
+            s for e in mine if (s := next_after(e, "shard", homes[e.host], log)) is not None
+        ]
+        figures = [f(seconds) for seconds in (hosts, shards[what]) for f in (median, _most)]
+        rows.append((what, len(mine), *figures))
+    head = ("", "times", "host: median", "most", "its shard: median", "most")
+    report.table("seconds from an event to the next answer", head, rows)
+    return shards
+
+
+def _most(seconds: Sequence[float]) -> float | None:
+    return max(seconds, default=None)
+
+
+def judge(
+    run: Run, events: Sequence[Event], told: dict[str, Any], log: Sequence[Row], report: Report
+) -> None:
+    limit = float(WATCH["FLEET_WATCH_STALE"])
+    shards = tell_recovery(run, events, log, report)
+    ended = Counter(event.host for event in events if event.what in ENDS_LIFE)
+    restarts = Counter(run.restarts(well=True))
+    innocent = sum((restarts - ended).values())
+    killed = shards.get("kill", [])
+    report.figures.update(
+        told, events=[vars(event) for event in events], restarts=restarts, shards=shards
+    )
+    report.table(
+        "the whole", ("", "count"),
+        [("events", len(events)), ("tasks", told["sent"]), ("restarts", restarts.total())],
+    )  # fmt: skip
+    report.target("tasks without their one right answer", told["sent"] - told["right"], at_most=0)
     report.target("tasks answered twice", told["twice"], at_most=0)
-    report.target("restarts of hosts to which nothing had happened", innocent, at_most=0)
+    report.target("restarts of workers that lived", innocent, at_most=0)
+    report.target(
+        "from a kill to its shard's next commit, most", _most(killed), at_most=limit, unit=" s"
+    )
     run.check_clean()
-    run.stop()
+    run.ctl("stop", "--root", run.root)
+    left = run.processes()
+    report.target("machines with processes after the stop", len(left), at_most=0)
+    if innocent or told["wrong"] or left:
+        report.say(f"{told['wrong']} {left}\n{run.text('watch.log')}")
 
 
 def main() -> int:
@@ -180,12 +163,13 @@ def main() -> int:
     minutes = args.minutes or (QUICK_MINUTES if args.quick else MINUTES)
     with ground() as cluster:
         run = Run(cluster, "chaos")
+        events = Events(run, random.Random(args.seed), QUICK if args.quick else LONG)
         try:
             run.start("--watch", **WATCH)
-            chaos = Chaos(run, random.Random(args.seed))
-            told, log = play(run, chaos, minutes, report)
-            judge(run, chaos, told, log, report)
+            told, log = play(run, events, minutes, report)
+            judge(run, events.past, told, log, report)
         finally:
+            events.put_right()
             run.close()
     return report.finish()
 

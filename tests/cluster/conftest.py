@@ -1,12 +1,15 @@
-"""The machines, booted once for all tests of this level."""
+"""The machines, booted once for all tests of this level, and the time that all of it may take."""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,15 @@ from tests.rigs.vmcluster import Cluster
 
 LONG = os.environ.get("SHARDFLEET_LONG", "") not in ("", "0")
 """Whether there is time: `make test-cluster-long`."""
+
+BUDGET = float(os.environ.get("SHARDFLEET_BUDGET") or math.inf)
+"""Seconds that all tests of this level may take together; what is left over then fails."""
+
+OTHERS = ("test_slurm.py", "test_systemd.py")
+"""What needs no machines, and waits most of the time: a process beside may do it."""
+
+HERE = Path(__file__).parent
+_BEGUN = time.monotonic()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -27,15 +39,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """Three workers, a head and a file server; all of it ends with the session."""
-    running = os.environ.get("SHARDFLEET_CLUSTER")
-    if running:
-        kept = Cluster.load(Path(running))
-        yield kept
-        kept.save()  # machines that were switched off and on are other processes now
-        return
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `-n 2`: all that needs the machines in one process, what needs none in the other."""
@@ -69,6 +72,15 @@ def _left() -> float:
     return BUDGET - (time.monotonic() - _BEGUN)
 
 
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three workers, a head and a file server; all of it ends with the session."""
+    running = os.environ.get("SHARDFLEET_CLUSTER")
+    if running:
+        kept = Cluster.load(Path(running))
+        yield kept
+        kept.save()  # machines that were switched off and on are other processes now
+        return
     why = vmcluster.missing()
     if why:
         pytest.skip(why)

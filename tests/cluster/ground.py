@@ -21,7 +21,7 @@ from tests.rigs.hosts import REPO
 from tests.rigs.vm import Machine
 from tests.rigs.vmcluster import Cluster
 
-DEADLINE = 300.0
+DEADLINE = 600.0
 """Seconds for what takes some: only something broken needs them."""
 
 WATCH = {
@@ -32,6 +32,15 @@ WATCH = {
     "FLEET_CONNECT_TIMEOUT": "10",
 }
 """A watcher that is quick to suspect, and slower than a machine whose processor is emulated."""
+
+
+def restore(machine: Machine) -> None:
+    """Put right whatever happened to a machine: it runs, it is connected, it lets us in."""
+    if not machine.running:
+        machine.power_on()
+    machine.thaw()
+    machine.link(True)
+    machine.wait_ssh()
 
 
 @dataclass
@@ -123,7 +132,7 @@ class Run:
         """The machines on which processes speak of the root, with their command lines."""
         look = f"grep -alF -- {self.root} /proc/[0-9]*/cmdline | grep -v self || true"
         found = {}
-        for machine in self.cluster.workers.values():
+        for machine in self.cluster.machines:
             files = self.sh(look, on=machine).stdout.split()
             shown = [self.sh(f"tr '\\0' ' ' <{file} || true", on=machine).stdout for file in files]
             shown = [line for line in shown if line and "grep -alF" not in line]
@@ -139,12 +148,16 @@ class Run:
         self.sh(f"setsid {self.python(words)} >{out}.err 2>&1 </dev/null &")
         return Sending(self, out, count)
 
-    def wait(self, test: str, deadline: float = DEADLINE, what: str = "") -> float:
-        """Until a shell test on the head holds; the seconds that took, by this machine's clock."""
+    def wait(
+        self, test: str, deadline: float = DEADLINE, what: str = "", on: Machine | None = None
+    ) -> float:
+        """Until a shell test on the head, or another machine, holds; the seconds that took.
+
+        Seconds are always this machine's: an emulated clock may be behind, or set by chaos.
+        """
         begun = time.monotonic()
         loop = f"until {test}; do sleep 0.5; done"
-        # The bound is this machine's: an emulated clock may be behind.
-        argv = self.head.ssh_argv(f"timeout {int(deadline)} sh -c {shlex.quote(loop)}")
+        argv = (on or self.head).ssh_argv(f"timeout {int(deadline)} sh -c {shlex.quote(loop)}")
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
             raise AssertionError(f"{what or test}: not within {deadline} s; {self.told()}")
@@ -183,9 +196,9 @@ class Run:
         """The batches that the host's owners hold now."""
         return self.sh(f"ls {self.root}/claims/{host}~* 2>/dev/null || true").stdout.split()
 
-    def restarts(self) -> list[str]:
-        """The restarts that the watcher did, by host."""
-        return re.findall(r" restart (\S+) rc=", self.text("watch.log"))
+    def restarts(self, *, well: bool = False) -> list[str]:
+        """The hosts that the watcher restarted, as often as it did; `well`: where that worked."""
+        return re.findall(rf" restart (\S+) rc={'0' if well else ''}", self.text("watch.log"))
 
     def check_clean(self) -> None:
         """No batch waits, is held, or is unread; and `ctl fsck` finds no fault."""
@@ -194,6 +207,13 @@ class Run:
         ).stdout.split()
         assert left == []
         self.ctl("fsck", "--root", self.root)
+
+    def listed(self, folder: str, name: str) -> str:
+        """The shell test whether a folder of the root has a name like this regular expression.
+
+        A listing, since a name that was looked for too early stays absent for a while.
+        """
+        return f"ls {shlex.quote(f'{self.root}/{folder}')} 2>/dev/null | grep -qE -- '{name}'"
 
     def told(self) -> str:
         """What the watcher and the workers last said, for the message of a failure."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from fsworker.client import Client
 
-CHUNK = 50
+CHUNK = 200
 """Tasks in a batch of those that take no time."""
 DOUBLE = "tests.cluster.functions:double"
 

@@ -2,8 +2,9 @@
 
     python -m tests.cluster.stream_sender ROOT OUT SECONDS AHEAD
 
-It keeps AHEAD tasks of SECONDS each on their way until `OUT.end` exists, and notes each answer in
-`OUT.log` as host and head's time; then it waits for all, and writes its summary to `OUT`.
+It keeps AHEAD tasks of SECONDS each on their way until `OUT.end` exists; then it waits for all, and
+writes its summary to `OUT`. Each answer is noted in `OUT.log`: `host NAME AT` for a task and `shard
+NUMBER AT` for a batch, where AT is the seconds since the head booted, which nobody can set.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from fsworker.client import Client
+from fsworker.client.delivery import Delivered, Delivery
+from fsworker.client.submitter import Submitter
+from fsworker.protocol.layout import Token
 
 WHERE = "tests.cluster.functions:where"
 
@@ -35,18 +39,40 @@ class Noted:
         error = future.exception()
         if error is None and future.result()[0] == 2 * index:
             self.right[index] += 1
-            self._log.write(f"{future.result()[1]} {time.time():.2f}\n")
+            self.line("host", future.result()[1])
         else:
             self.wrong.append(f"{index}: {error or future.result()!r}")
         self.room.release()
+
+    def line(self, what: str, who: object) -> None:
+        at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._log.write(f"{what} {who} {at:.2f}\n")
 
     def close(self) -> None:
         self._log.close()
 
 
+def note_shards(noted: Noted) -> None:
+    """Note the shard of each batch that has come back, which a client tells nobody."""
+    shards: dict[str, int] = {}
+    enqueue, forget = Submitter.enqueue, Delivery.forget
+
+    def sent(self: Submitter, token: Token) -> None:
+        shards[token.batch] = token.shard
+        enqueue(self, token)
+
+    def kept(self: Delivery, delivered: Delivered) -> None:
+        if delivered.final and delivered.batch in shards:
+            noted.line("shard", shards.pop(delivered.batch))
+        forget(self, delivered)
+
+    Submitter.enqueue, Delivery.forget = sent, kept  # type: ignore[method-assign]
+
+
 def main() -> int:
     root, out, seconds, ahead = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
     noted, sent = Noted(f"{out}.log", ahead), 0
+    note_shards(noted)
     with Client(root, no_worker_timeout=None) as client:
         while not os.path.exists(f"{out}.end"):  # on the head's own disk
             if not noted.room.acquire(timeout=1.0):

@@ -1,8 +1,8 @@
 """Machines that are switched off, freeze, boot anew and lose their network amid a batch.
 
 One run with a watcher for all of it, as on a cluster, where a fleet lives through many of these.
-Each time every task has one answer, nobody who is well is touched, and the machine is back at work
-at the end, by itself.
+Things happen to two of the three machines at once. Each time every task has one answer, nobody who
+is well is touched, and the machines are back at work at the end, by themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.ground import WATCH, Run, Sending
+from tests.cluster.ground import WATCH, Run, Sending, restore
 from tests.rigs.vm import Machine
 from tests.rigs.vmcluster import Cluster
 
@@ -34,31 +34,26 @@ def run(cluster: Cluster) -> Iterator[Run]:
     finally:
         for machine in cluster.workers.values():
             restore(machine)
+        cluster.save()
         made.close()
 
 
-def restore(machine: Machine) -> None:
-    """Whatever a test that failed has left."""
-    if not machine.running:
-        machine.power_on()
-    machine.thaw()
-    machine.link(True)
-    machine.wait_ssh()
-
-
 class Scene:
-    """One machine of the run, at work amid a batch."""
+    """Machines of the run, at work amid a batch each."""
 
-    def __init__(self, run: Run, name: str) -> None:
+    def __init__(self, run: Run, *names: str) -> None:
         self.run = run
-        self.name = name
-        self.machine = run.cluster.workers[name]
+        self.names = names
         self.before = run.wait_ready()
         self.mark = len(run.text("watch.log"))
         self.sending: Sending = run.send(TASKS, SECONDS)
-        run.wait(f'[ -n "$(ls {run.root}/claims/{name}~* 2>/dev/null)" ]', what=f"{name} works")
         self.sending.wait(4)
-        assert run.holds(name), "it is amid a batch"
+        for name in names:
+            run.wait(f'[ -n "$(ls {run.root}/claims/{name}~* 2>/dev/null)" ]', what=f"{name} works")
+
+    def machines(self) -> list[Machine]:
+        """In the order of their names."""
+        return [self.run.cluster.workers[name] for name in self.names]
 
     def said(self) -> str:
         """What the watcher has said since."""
@@ -70,76 +65,69 @@ class Scene:
             what=f"watch says {pattern}",
         )
 
+    def wait_revoked(self, name: str) -> None:
+        """Until the watcher has returned what an unreachable host held, which is no death."""
+        self.wait_said(f"UNHEALTHY {name} .*state=unreachable")
+        self.wait_said(f"revoked {name} .*batches=[1-9][0-9]* died=0")
+
     def end(self) -> dict[str, dict[str, Any]]:
         """All is answered once and all are ready; how the workers are then."""
         told = self.sending.end()
         after = self.run.wait_ready()
         self.run.check_clean()
-        print(f"{self.name}: {told}; the watcher said:\n{self.said()}")
-        for name in self.before.keys() - {self.name}:
-            lives = [hosts[name]["raw"]["incarnation"] for hosts in (self.before, after)]
-            assert lives[0] == lives[1], f"{name} was well all the time"
-        assert set(re.findall(r" restart (\S+) rc=", self.said())) <= {self.name}
+        print(f"{self.names}: {told}; the watcher said:\n{self.said()}")
+        for name in self.before.keys() - set(self.names):
+            assert self.same(after, name, "incarnation"), f"{name} was well all the time"
+        assert set(re.findall(r" restart (\S+) rc=", self.said())) <= set(self.names)
         return after
 
-    def launches(self, after: dict[str, dict[str, Any]]) -> int:
-        """How often the machine's worker was started meanwhile by somebody else than itself."""
-        launches = [hosts[self.name]["raw"]["launch"] for hosts in (self.before, after)]
+    def same(self, after: dict[str, dict[str, Any]], name: str, field: str) -> bool:
+        """Whether a field of a host's heartbeat is what it was."""
+        return bool(self.before[name]["raw"][field] == after[name]["raw"][field])
+
+    def launches(self, after: dict[str, dict[str, Any]], name: str) -> int:
+        """How often a host's worker was started meanwhile by somebody else than itself."""
+        launches = [hosts[name]["raw"]["launch"] for hosts in (self.before, after)]
         return int(launches[1] - launches[0])
 
 
-def test_a_machine_without_power_loses_its_claims_and_is_started_when_it_is_back(run: Run) -> None:
-    scene = Scene(run, "node1")
-    scene.machine.power_off()
+def test_a_machine_without_power_and_one_that_freezes_lose_their_claims(run: Run) -> None:
+    """The first is started when it is back; the second thaws and commits nothing of them."""
+    scene = Scene(run, "node1", "node2")
+    off, frozen = scene.machines()
+    frozen.freeze()
+    off.power_off()
 
-    scene.wait_said("UNHEALTHY node1 .*state=unreachable: connect")
-    scene.wait_said("revoked node1 .*batches=[1-9][0-9]* died=0")
+    scene.wait_revoked("node1")
+    scene.wait_revoked("node2")
     scene.sending.end()
     assert " restart " not in scene.said(), "nobody can be started where nobody answers"
-    scene.machine.power_on()
-    scene.machine.wait_ssh()
-
-    after = scene.end()
-    boots = [hosts["node1"]["raw"]["boot_id"] for hosts in (scene.before, after)]
-    assert boots[0] != boots[1]
-    assert scene.launches(after) == 1
-
-
-def test_a_frozen_machine_that_thaws_commits_nothing_of_what_was_revoked(run: Run) -> None:
-    scene = Scene(run, "node2")
-    scene.machine.freeze()
-
-    scene.wait_said("UNHEALTHY node2 .*state=unreachable")
-    scene.wait_said("revoked node2 .*batches=[1-9][0-9]* died=0")
-    scene.sending.end()
-    scene.machine.thaw()
+    off.power_on()
+    frozen.thaw()
+    off.wait_ssh()
 
     run.wait_said(LATE, file="node2.log")
     after = scene.end()
-    assert scene.launches(after) == 0, "it lived all the time, so nobody started a second one"
-    assert after["node2"]["raw"]["boot_id"] == scene.before["node2"]["raw"]["boot_id"]
+    assert not scene.same(after, "node1", "boot_id")
+    assert scene.launches(after, "node1") == 1
+    assert scene.launches(after, "node2") == 0, "it lived all the time, so nobody started a second"
+    assert scene.same(after, "node2", "boot_id")
 
 
-@pytest.mark.long
-def test_a_machine_that_boots_anew_is_known_by_its_boot_and_started(run: Run) -> None:
-    scene = Scene(run, "node3")
-    scene.machine.reset()
+def test_a_machine_that_boots_anew_and_one_without_network_lose_their_claims(run: Run) -> None:
+    """The first is known by its boot and started; the second goes on when it is back."""
+    scene = Scene(run, "node3", "node1")
+    reset, cut = scene.machines()
+    cut.link(False)
+    reset.reset()
 
     scene.wait_said("UNHEALTHY node3 .*state=(dead|unreachable)")
+    scene.wait_revoked("node1")
     scene.wait_said("restart node3 rc=0")
-    after = scene.end()
-    assert scene.launches(after) == 1
-    assert re.search(r"revoked node3 .*batches=[1-9][0-9]* ", scene.said())
-
-
-def test_a_machine_without_network_loses_its_claims_and_goes_on_when_it_is_back(run: Run) -> None:
-    scene = Scene(run, "node1")
-    scene.machine.link(False)
-
-    scene.wait_said("UNHEALTHY node1 .*state=unreachable")
-    scene.wait_said("revoked node1 .*batches=[1-9][0-9]* died=0")
     scene.sending.end()
-    scene.machine.link(True)
+    cut.link(True)
 
     after = scene.end()
-    assert scene.launches(after) == 0
+    assert scene.launches(after, "node3") == 1
+    assert re.search(r"revoked node3 .*batches=[1-9][0-9]* ", scene.said())
+    assert scene.launches(after, "node1") == 0

@@ -19,7 +19,7 @@ from tests.rigs.vmcluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
-TASKS = 20_000 if LONG else 3_000
+TASKS = 20_000
 BATCHES = 150
 IDLE = 60.0
 SPAN = 30.0

@@ -4,9 +4,9 @@
     boot.head.run("…")              a shell command on the head, as root
     boot.close()                    nothing is left
 
-`/nfs` is mounted hard and `/soft` soft, both the same export; `/small` is small. The head reaches
-the workers by their names. What is known of a cluster is written to `cluster.json`, so that
-another process can use it or end it.
+`/nfs` and `/small` are mounted hard; `/small` is a filesystem of some megabytes, and `/soft` is the
+same one, mounted soft. The head reaches the workers by their names. What is known of a cluster is
+written to `cluster.json`, so that another process can use it or end it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.rigs.vm import Machine, Wire
 
 MOUNTS = {
     "/nfs": ("/fleet", "hard"),
-    "/soft": ("/fleet", "soft,timeo=50,retrans=2,nosharecache"),
     "/small": ("/small", "hard"),
+    "/soft": ("/small", "soft,timeo=50,retrans=2,nosharecache"),
 }
 """Where a machine mounts what, and how; all else is the client's default."""
 
@@ -79,7 +79,7 @@ class Cluster:
             _machine(folder, f"node{i}", kernel, initrd, [wire.turned()], stay)
             for i, wire in enumerate(wires, 1)
         ]
-        head.memory = 768
+        head.memory = 1280  # an aggregator imports torch
         server = Server(str(folder / "server"), stay=stay)
         cluster = cls(folder, server, [head, *rest])
         try:
