@@ -33,6 +33,10 @@ _SLOWER = 1.5
 LOST_RACES = 8
 """Claims lost in a row after which a listing is too old to be used up."""
 MAX_AGE = 10.0
+PER_NAME = 5e-5
+"""Seconds until the next look at home for each name that this worker had to pass over, which costs
+a tenth of it: what waits for others is not listed all the time.
+"""
 
 
 class Pause:
@@ -71,6 +75,7 @@ class Intake:
         self._found: deque[Token] = deque()
         self._listed = 0.0
         self._lost = 0
+        self._rest = 0.0
         self._claimed: float | None = None
         self.home = Pause(HOME_IDLE)
         self.foreign = Pause(FOREIGN_IDLE)
@@ -88,7 +93,7 @@ class Intake:
     @property
     def due(self) -> float:
         """When `next` may find something."""
-        return 0.0 if self._found else min(self.home.due, self.foreign.due)
+        return 0.0 if self._found else min(max(self.home.due, self._rest), self.foreign.due)
 
     def adopt(self, shards: Iterable[int]) -> None:
         """Treat these shards as the own one; those that were adopted before no longer."""
@@ -101,7 +106,7 @@ class Intake:
             self._claimed = now
         if self._found and (self._lost >= LOST_RACES or now - self._listed > MAX_AGE):
             self._found.clear()
-        if not self._found and now >= self.home.due:
+        if not self._found and now >= max(self.home.due, self._rest):
             self._homes.rotate(-1)
             self._look(self._homes[-1], now)
             if not self._found:
@@ -147,7 +152,10 @@ class Intake:
         if jobs:
             tokens = [t for t in tokens if not t.is_job]
         if any(t.needs for t in tokens):
-            tokens = self.sift(shard, tokens)
+            mine = self.sift(shard, tokens)
+            if shard in self._homes:
+                self._rest = now + PER_NAME * (len(tokens) - len(mine))
+            tokens = mine
         self._found.extend(
             arrange(
                 tokens,

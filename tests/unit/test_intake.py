@@ -110,3 +110,19 @@ def test_a_missing_inbox_is_an_empty_one(tmp_path: Path) -> None:
     _, found = intake(tmp_path, {0: 0})
     (tmp_path / layout.inbox_dir(0)).rmdir()
     assert found.next(0.0, steal=True) is None
+
+
+def test_what_must_be_passed_over_is_not_listed_all_the_time(tmp_path: Path) -> None:
+    store, found = intake(tmp_path, {0: 0, 1: 0})
+    for seq in range(2000):
+        waiting = Token(layout.batch_id("s", CLIENT, seq), 0, needs="0123456789ab")
+        (tmp_path / layout.inbox_path(waiting)).touch()
+    found.sift = lambda shard, tokens: [t for t in tokens if not t.needs]
+    now, begun = 0.0, store.calls["list"]
+    while now < 1.0:
+        assert found.next(now, steal=False) is None
+        found.hurry(now)
+        now = max(found.due, now + 0.001)
+    assert store.calls["list"] - begun <= 11, "a look at 2,000 names gives 0.1 s of rest"
+    (tmp_path / layout.inbox_path(token(5000))).touch()
+    assert found.next(now + 0.11, steal=False) == token(5000)

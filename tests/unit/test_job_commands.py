@@ -13,15 +13,12 @@ import pytest
 
 from ctl import passing
 from ctl.jobs import asking, submitting
-from fsworker.errors import StorageError, UsageError
+from fsworker.errors import FormatError, StorageError, UsageError
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.records.job import Job
-from tests.support.runs import make_run
-from ctl.jobs import asking
-from fsworker.errors import FormatError, UsageError
-from fsworker.protocol.records.job import Job
 from fsworker.protocol.records.needs import Needs
+from tests.support.runs import make_run
 
 pytestmark = pytest.mark.unit
 
@@ -97,6 +94,8 @@ def test_needs_are_read_from_a_file_and_from_words(tmp_path: Path) -> None:
     odd = job.to_json().replace(b'"gpus": 4', b'"gpus": -4')
     with pytest.raises(FormatError, match="field 'needs': gpus must be"):
         Job.from_json(odd, "job.json")
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
