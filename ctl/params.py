@@ -132,6 +132,19 @@ def patience_option(whose: str) -> Callable[..., Any]:
     )
 
 
+def wait_options(until: str) -> Callable[[F], F]:
+    """--wait and --timeout of what asks for an end; `until` says what is waited for."""
+    wait = click.option("--wait", is_flag=True, help=f"Wait until {until}.")
+    timeout = click.option(
+        "--timeout", type=POSITIVE, default=60.0, help="With --wait [default: 60s]."
+    )
+
+    def add(command: F) -> F:
+        return wait(timeout(command))
+
+    return add
+
+
 GIVEN_BACK = "running tasks get; then they are given back to run elsewhere"
 ready_option = click.option(
     "--ready-timeout", type=POSITIVE, help="Time to be ready [default: the run's]."

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from fsworker import bundled
 from fsworker.errors import FleetError, UsageError
 from fsworker.protocol.records.run import LOG_LEVELS, MOST_SLOTS
 from fsworker.protocol.records.slots import MOST_COROUTINES, SlotTerms, gpus, size
+
+if TYPE_CHECKING:
+    from fsworker.loop.options import Options
 
 
 def _read(read: Callable[[object], Any]) -> Callable[..., Any]:
@@ -87,65 +90,38 @@ def cli() -> None:
     default="INFO",
     show_default=True,
 )
-def run(
-    root: str,
-    shard: int,
-    host: str,
-    concurrency: int,
-    job_slots: int,
-    slot_mem: int | None,
-    gpus: str | None,
-    slots_per_gpu: int | None,
-    slot_async: int,
-    labels: tuple[str, ...],
-    cpus: int,
-    ram_mb: int,
-    max_idle: float,
-    once: bool,
-    poll_interval: float,
-    launch: int | None,
-    grace: float,
-    log_level: str,
-) -> None:
+def run(**asked: Any) -> None:
     """Claim and execute work of one run until told to stop.
 
     TERM drains: what has not begun is given back, what runs may finish within the grace. A second
     TERM or INT gives everything back now.
     """
-    from fsworker.loop.options import Options
     from fsworker.worker import Worker
 
     _occupy_standard_descriptors()
     logging.basicConfig(
-        level=log_level.upper(),
+        level=asked.pop("log_level").upper(),
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    if not os.path.isabs(root):
-        raise UsageError(f"--root {root!r} must be an absolute path")
-    number = launch if launch is not None else _launch_from_environment()
-    terms = SlotTerms(slot_mem, gpus, slots_per_gpu, slot_async)
-    if not concurrency and not job_slots:
-        raise UsageError("--concurrency 0 and --job-slots 0 leave the worker nothing to do")
-    options = Options(
-        root=root,
-        shard=shard,
-        host=host,
-        concurrency=concurrency,
-        launch=number,
-        grace=grace,
-        slots=terms,
-        job_slots=job_slots,
-        labels=labels,
-        cpus=cpus,
-        memory_mb=ram_mb,
-        max_idle=max_idle,
-        once=once,
-        poll_interval=poll_interval,
-    )
-    code = Worker(options).run()
+    code = Worker(_options(asked)).run()
     if code:
         sys.exit(code)
+
+
+def _options(asked: dict[str, Any]) -> Options:
+    """What was asked of the worker. UsageError."""
+    from fsworker.loop.options import Options
+
+    if not os.path.isabs(asked["root"]):
+        raise UsageError(f"--root {asked['root']!r} must be an absolute path")
+    if not asked["concurrency"] and not asked["job_slots"]:
+        raise UsageError("--concurrency 0 and --job-slots 0 leave the worker nothing to do")
+    launch = asked.pop("launch")
+    number = _launch_from_environment() if launch is None else launch
+    slots = SlotTerms(*map(asked.pop, ("slot_mem", "gpus", "slots_per_gpu", "slot_async")))
+    memory = asked.pop("ram_mb")
+    return Options(**asked, launch=number, memory_mb=memory, slots=slots)
 
 
 @cli.command()

@@ -8,7 +8,7 @@ import click
 
 from ctl import cancelling, render, roots, statusview
 from ctl.cancelling import Asked
-from ctl.params import POSITIVE, json_option, root_option
+from ctl.params import json_option, root_option, wait_options
 from ctl.session import Session
 from fsworker.errors import DeadlineExceeded, FleetError
 
@@ -18,8 +18,7 @@ POLL = 0.2
 @click.command()
 @click.argument("names", metavar="ID…", nargs=-1, required=True)
 @root_option
-@click.option("--wait", is_flag=True, help="Wait until nothing of it waits or runs any more.")
-@click.option("--timeout", type=POSITIVE, default=60.0, help="With --wait [default: 60s].")
+@wait_options("nothing of it waits or runs any more")
 @json_option
 @click.pass_obj
 def command(

@@ -11,7 +11,7 @@ from ctl.hosts import names_of
 from ctl.params import POSITIVE, json_option, root_option
 from ctl.roots import Run
 from ctl.session import Session
-from fsworker.errors import FormatError, NotRunning
+from fsworker.errors import FormatError, NotRunning, UsageError
 from fsworker.protocol import membership
 from fsworker.protocol.fsops import storage_error
 from fsworker.protocol.layout.members import TOKENS, parse_token_name, token_path
@@ -91,7 +91,7 @@ def revoke(session: Session, tokens: tuple[str, ...], root: str | None) -> int:
     """Make tokens void. Who has joined by them stays; `ctl drain` ends a member."""
     run = roots.open_run(*roots.find_root(root, session.config))
     known = {record.id for record in _all(run)}
-    wanted = [token.partition(".")[0] for token in tokens]
+    wanted = list(map(_public, tokens))
     missing = [token for token in wanted if token not in known]
     if missing:
         raise NotRunning(f"there is no token {missing[0]!r}: see ctl token list")
@@ -102,6 +102,17 @@ def revoke(session: Session, tokens: tuple[str, ...], root: str | None) -> int:
             raise storage_error(error, "remove", run.store.path(token_path(token))) from None
         session.say(f"revoked {token}")
     return 0
+
+
+def _public(text: str) -> str:
+    """The id in what was given, which may be the whole token. UsageError."""
+    public = text.partition(".")[0]  # never more of it: the rest is the secret
+    if parse_token_name(f"{public}.json") is None:
+        raise UsageError(
+            f"{public or text[:40]!r} is no id of a token, which is 12 hex digits: "
+            "see ctl token list"
+        )
+    return public
 
 
 def _all(run: Run) -> list[JoinToken]:

@@ -303,4 +303,6 @@ def test_tokens_are_made_listed_and_revoked(
     assert main(["token", "revoke", token, *where]) == 0
     assert membership.read_token(Store(run.root), public) is None
     assert main(["token", "revoke", public, *where]) == 3
+    assert main(["token", "revoke", "../../x", *where]) == 2
+    assert "'../../x' is no id of a token" in capsys.readouterr().err
     assert main(["token", "create", "--name", "a[", *where]) == 2

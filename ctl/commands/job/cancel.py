@@ -10,7 +10,7 @@ from ctl import render, roots, statusview
 from ctl.cancelling import withdraw
 from ctl.jobs import board, ending, naming
 from ctl.jobs.ending import Cancelled
-from ctl.params import POSITIVE, json_option, root_option
+from ctl.params import json_option, root_option, wait_options
 from ctl.session import Session
 from fsworker.errors import DeadlineExceeded
 
@@ -20,8 +20,7 @@ POLL = 0.2
 @click.command()
 @click.argument("names", metavar="JOB|GROUP…", nargs=-1, required=True)
 @root_option
-@click.option("--wait", is_flag=True, help="Wait until all have ended.")
-@click.option("--timeout", type=POSITIVE, default=60.0, help="With --wait [default: 60s].")
+@wait_options("all have ended")
 @json_option
 @click.pass_obj
 def command(
