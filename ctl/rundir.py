@@ -135,6 +135,8 @@ def publish(plan: Plan, store: Store) -> None:
         _refuse_overtaken(plan)
         clear_intents(store, plan.hosts, watcher=True)
         fresh = layout.MANIFEST not in store.scan("")
+        if fresh:
+            _forget_launches(store)
         store.publish(layout.MANIFEST, plan.manifest.to_json())
         if fresh:
             renewal.mark(store, store.read_with_mtime(layout.MANIFEST)[1])
@@ -142,6 +144,14 @@ def publish(plan: Plan, store: Store) -> None:
         store.publish(layout.LAUNCH_META, plan.meta.to_json())
     except OSError as error:
         raise _unwritten(error, plan) from None
+
+
+def _forget_launches(store: Store) -> None:
+    """Without a manifest there is no run whose launches would have to be counted on from."""
+    for name in store.scan(layout.CTL):
+        token = layout.parse_launch_token(name)
+        if token:
+            store.remove(token.path)
 
 
 def _refuse_overtaken(plan: Plan) -> None:

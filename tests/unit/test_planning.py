@@ -12,7 +12,7 @@ import pytest
 from ctl import config, hosts, planning, rundir, workers
 from ctl.planning import Wish
 from fsworker.errors import Refused, UsageError
-from fsworker.protocol import layout
+from fsworker.protocol import launches, layout
 from fsworker.protocol.records.run import WorkerSpec
 
 pytestmark = pytest.mark.unit
@@ -167,6 +167,14 @@ def test_a_start_that_was_overtaken_is_refused(tmp_path: Path) -> None:
     rundir.publish(made, rundir.lay(made))
     with pytest.raises(Refused, match="was launched by another command meanwhile"):
         rundir.publish(made, rundir.lay(made))
+
+
+def test_a_root_without_its_manifest_counts_launches_anew(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    store = rundir.lay(made)
+    store.put(layout.LaunchToken("n1", 5, "0" * 8).path, b"")
+    rundir.publish(made, store)
+    assert launches.numbers(store.scan(layout.CTL)) == {"n1": 1}
 
 
 def test_a_foreign_folder_is_not_taken_over(tmp_path: Path) -> None:
