@@ -172,9 +172,9 @@ def test_a_start_that_was_overtaken_is_refused(tmp_path: Path) -> None:
 def test_a_root_without_its_manifest_counts_launches_anew(tmp_path: Path) -> None:
     made = plan(tmp_path)
     store = rundir.lay(made)
-    store.put(layout.LaunchToken("n1", 5, "0" * 8).path, b"")
+    store.put(layout.LaunchToken("localhost", 5, "0" * 8).path, b"")
     rundir.publish(made, store)
-    assert launches.numbers(store.scan(layout.CTL)) == {"n1": 1}
+    assert launches.numbers(store.scan(layout.CTL)) == {"localhost": 1}
 
 
 def test_a_foreign_folder_is_not_taken_over(tmp_path: Path) -> None:
