@@ -102,10 +102,24 @@ def test_hashed_names_are_those_of_openssh(tmp_path):
         ([line("n1"), line("[n1]:22022", OTHER)], ["[n1]:22022", "n1"], "changed", 2),
     ],
 )
-def test_verdicts(lines, names, state, at):
-    found = hostkeys.verdict(entries(*lines), names, ED, KEY)
-    assert found.state == state
-    assert (found.entry.line if found.entry else None) == at
+def test_verdicts(tmp_path, lines, names, state, at):
+    file = tmp_path / "known"
+    file.write_text("".join(f"{one}\n" for one in lines))
+    for all_or_some in (entries(*lines), hostkeys.read([str(file)], names)):
+        found = hostkeys.verdict(all_or_some, names, ED, KEY)
+        assert found.state == state
+        assert (found.entry.line if found.entry else None) == at
+
+
+@pytest.mark.parametrize("name", ["n1", "n7.cluster", "[n1]:2222", "n8", "nobody"])
+def test_looking_up_a_name_leaves_out_no_entry_that_matches(tmp_path, name):
+    file = tmp_path / "known"
+    patterns = ["n1", "n1,n2,N8", "*.cluster", "n?", "*,!n7", "[n1]:2222", "[*]:2222", "x"]
+    file.write_text("".join(line(one) + "\n" for one in patterns))
+    hostkeys.add(str(file), name, ED, KEY, hashed=True)
+    some = hostkeys.read([str(file)], [name])
+    assert some == [e for e in hostkeys.read([str(file)]) if e in some or e.matches(name)]
+    assert len(some) < len(patterns)
 
 
 def test_damaged_lines_are_named_and_skipped(caplog):
