@@ -45,8 +45,8 @@ class Capability:
     ) -> None:
         self._store, self._host, self._offer, self._look = store, host, offer, look
         self._known: dict[str, Needs] = {}
+        self._verdicts: dict[tuple[str, bool], bool] = {}
         self._others: dict[tuple[int, bool], list[Token]] = {}
-        self._providers: Sequence[Provider] = ()
         self._due = 0.0
         self._reads = MOST_READS
         self._turns = itertools.count()
@@ -55,8 +55,14 @@ class Capability:
         """Whether this worker offers what a batch needs. No, as long as that is not known."""
         if not token.needs:
             return True
-        needs = self._known.get(token.needs) or self._learn(token)
-        return needs is not None and not self._offer.lacks(needs, job=token.is_job)
+        kind = token.needs, token.is_job
+        if kind not in self._verdicts:
+            needs = self._known.get(token.needs) or self._learn(token)
+            serves = needs is not None and not self._offer.lacks(needs, job=token.is_job)
+            if token.needs not in self._known:
+                return serves
+            self._verdicts[kind] = serves
+        return self._verdicts[kind]
 
     def sift(self, shard: int, tokens: Iterable[Token]) -> list[Token]:
         """Of the batches of tasks in a shard, those that it can serve; the others are noted."""
@@ -82,18 +88,23 @@ class Capability:
             return 0
         self._due = now + LOOK_EVERY
         try:
-            self._providers = self._look()
+            providers = self._look()
         except OSError as error:
             log.info("cannot see who offers what: %s", error)
             return 0
-        self._due = now + max(LOOK_EVERY, A_LOOK_COSTS * len(self._providers))
+        self._due = now + max(LOOK_EVERY, A_LOOK_COSTS * len(providers))
         moved = answered = 0
         left = []
+        able: dict[tuple[str, bool], list[int]] = {}
         for token in itertools.chain.from_iterable(self._others.values()):
             if moved == MOST_MOVES:
                 self._due = now + A_LOOK_COSTS
                 break
-            if self._forward(token):
+            kind = token.needs, token.is_job
+            if kind not in able:
+                needs = self._known.get(token.needs)
+                able[kind] = shards_of(providers, needs, job=token.is_job) if needs else []
+            if able[kind] and token.shard not in able[kind] and self._forward(token, able[kind]):
                 moved += 1
             else:
                 left.append(token)
@@ -106,12 +117,9 @@ class Capability:
             log.info("%d batches are forwarded to workers that offer what they need", moved)
         return moved + answered
 
-    def _forward(self, token: Token) -> bool:
-        shard = better_shard(token, self._known[token.needs], self._providers, next(self._turns))
-        if shard is None:
-            return False
+    def _forward(self, token: Token, shards: Sequence[int]) -> bool:
         try:
-            return self._store.run(ledger.forward(token, shard))
+            return self._store.run(ledger.forward(token, shards[next(self._turns) % len(shards)]))
         except OSError as error:
             log.info("cannot forward batch %s: %s", token.batch, error)
             return False
@@ -130,6 +138,7 @@ class Capability:
             return found
         if len(self._known) >= _FORGET:
             self._known.clear()
+            self._verdicts.clear()
         self._known[token.needs] = found
         return found
 
@@ -158,11 +167,6 @@ def of_worker(
     return Capability(store, host, offer, partial(offers.read, store, manifest))
 
 
-def better_shard(
-    token: Token, needs: Needs, providers: Iterable[Provider], turn: int
-) -> int | None:
-    """The shard to which a batch is to go; None when it lies well, or no live worker offers it."""
-    able = [p.shard for p in providers if p.live and p.serves(needs, job=token.is_job)]
-    if not able or token.shard in able:
-        return None
-    return able[turn % len(able)]
+def shards_of(providers: Iterable[Provider], needs: Needs, *, job: bool) -> list[int]:
+    """The home shards of the live workers that offer this."""
+    return [p.shard for p in providers if p.live and p.serves(needs, job=job)]
