@@ -26,6 +26,9 @@ WAITS_EVERY = 1.0
 """Seconds between two looks at what a job waits for."""
 DECLINED = (10.0, 300.0)
 """Seconds for which a job is left to others after this host declined it, first and at most."""
+PER_NAME = 5e-5
+"""Seconds until the next look for each name in a listing, which takes a tenth of it or less: a long
+backlog of tasks is not listed all the time for the sake of jobs."""
 MOST_LOOKS = 20
 """Reads and listings for the sake of jobs that wait for others, at one search."""
 _FORGET = 10_000
@@ -51,6 +54,7 @@ class JobIntake:
         self._not_before: dict[str, float] = {}
         self._declined: dict[str, int] = {}
         self._home_due = self._foreign_due = 0.0
+        self._home_pause = look_every
         self._trouble = False
         self._looks = 0
         self.sift: Callable[[int, list[Token]], list[Token]] = lambda _, tokens: tokens
@@ -68,18 +72,19 @@ class JobIntake:
             found = self.sift(shard, found)
         self._found[shard], self._seen[shard] = found, now
         if shard == self._home:
-            self._home_due = now + self._look_every
+            self._home_due = now + self._home_pause
 
     def next(self, now: float) -> Token | None:
         """The next job to try."""
         if now >= self._home_due:
-            self._look(self._home, now)
-            self._home_due = now + self._look_every
+            self._home_pause = max(self._look_every, PER_NAME * self._look(self._home, now))
+            self._home_due = now + self._home_pause
         if now >= self._foreign_due:
             self._foreign_due = now + max(FOREIGN_EVERY, self._look_every)
             if self._foreign:
                 self._foreign.append(self._foreign.pop(0))
-                self._look(self._foreign[-1], now)
+                names = self._look(self._foreign[-1], now)
+                self._foreign_due = max(self._foreign_due, now + PER_NAME * names)
         self._looks = MOST_LOOKS
         candidates = self._candidates()
         waiting = {token.batch for token in candidates}
@@ -143,7 +148,8 @@ class JobIntake:
             log.info("cannot see whether job %s is over: %s", job, error)
             return False
 
-    def _look(self, shard: int, now: float) -> None:
+    def _look(self, shard: int, now: float) -> int:
+        """List a shard; how many names there were."""
         try:
             names = self._store.scan(layout.inbox_dir(shard))
         except FileNotFoundError:
@@ -152,7 +158,8 @@ class JobIntake:
             if not self._trouble:
                 log.error("cannot list the inbox of shard %d: %s", shard, error)
             self._trouble = True
-            return
+            return 0
         self._trouble = False
         found = (layout.parse_inbox_name(shard, n) for n in names if layout.is_job(n))
         self.saw(shard, [t for t in found if t], now)
+        return len(names)

@@ -26,6 +26,9 @@ LONG = 0.5
 """Tasks that take longer are not queued behind others here: an idle worker may take them."""
 _MOST_AHEAD = 8192
 """Tasks a slot, at most: two of the usual batches, one that is executed and one for its end."""
+MOST_BATCHES = 64
+"""Batches at hand, at most, or two a slot: each costs a claim and a commit, which take longer than
+short tasks, and somebody else may be free for it."""
 _OVERHEAD = 2e-6
 """Seconds that a task costs besides its own time."""
 RANGE_BYTES = 1 << 20
@@ -99,6 +102,8 @@ class Backlog:
 
     def wanted(self, slots: int) -> int:
         """How many more tasks to have at hand, so that no slot waits for the disk."""
+        if len(self.works) >= max(MOST_BATCHES, 2 * slots):
+            return 0
         ahead = 1.0  # long tasks, or nothing known about them yet
         if self.mean is not None and self.mean < LONG:
             ahead = min(max(2.0, AHEAD_SECONDS / (self.mean + _OVERHEAD)), _MOST_AHEAD)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fsworker.loop import jobintake
-from fsworker.loop.jobintake import JobIntake
+from fsworker.loop.jobintake import LOOK_EVERY, PER_NAME, JobIntake
 from fsworker.protocol import jobstate, layout, packing, segment
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Token
@@ -66,6 +66,17 @@ def test_a_listing_that_was_made_for_tasks_is_used(store: Store) -> None:
     before = store.calls["list"]
     assert jobs.next(5.1) == token
     assert store.calls["list"] == before
+
+
+def test_a_long_backlog_is_listed_more_seldom(store: Store) -> None:
+    count = 11_000
+    for i in range(count):
+        (Path(store.path(layout.inbox_dir(0))) / f"s-0123456789ab-{i}.0.0").touch()
+    jobs = JobIntake(store, 0, 1, lambda: 1)
+    assert jobs.next(0.0) is None
+    assert jobs.due == PER_NAME * count > LOOK_EVERY
+    jobs.saw(0, [], 2.0)  # a listing for tasks, as long
+    assert jobs.due == 2.0 + PER_NAME * count
 
 
 def test_a_job_waits_for_the_one_before_it(store: Store) -> None:

@@ -10,7 +10,7 @@ from fsworker import outcomes
 from fsworker.outcomes import CODES, ERROR, OK, TIMEOUT
 from fsworker.protocol import packing
 from fsworker.protocol.segment import Records
-from fsworker.slots.backlog import RANGE_BYTES, RANGE_SECONDS, Backlog, Work, tail
+from fsworker.slots.backlog import MOST_BATCHES, RANGE_BYTES, RANGE_SECONDS, Backlog, Work, tail
 from fsworker.slots.memory import Entry
 
 pytestmark = pytest.mark.unit
@@ -84,6 +84,16 @@ def test_work_at_hand_is_what_can_be_served_soon(
     assert least <= backlog.wanted(4) <= most
     backlog.add(work("a", 5))
     assert least - 5 <= backlog.wanted(4) <= most - 5
+
+
+def test_batches_at_hand_are_few_however_small_they_are() -> None:
+    backlog = Backlog()
+    backlog.observe([entry(0, elapsed=0.0)])
+    for i in range(MOST_BATCHES):
+        assert backlog.wanted(1) > 0
+        backlog.add(work(str(i), 1))
+    assert backlog.wanted(1) == 0
+    assert backlog.wanted(MOST_BATCHES) > 0
 
 
 def test_large_tasks_go_in_small_ranges() -> None:
