@@ -18,8 +18,9 @@ from fedavg.engine import nearness, preparing, products
 from fedavg.engine.crew import work_off
 from fedavg.engine.digests import digest_of
 from fedavg.engine.faults import culprit
+from fedavg.engine.inputs import Inputs
 from fedavg.engine.pieces import pieces
-from fedavg.engine.piecework import Inputs, Merger, NotFinite
+from fedavg.engine.piecework import Merger, NotFinite
 from fedavg.engine.preparing import Contribution
 from fedavg.engine.statefile import StateWriter
 from fedavg.policy import Action, Policy

@@ -66,6 +66,7 @@ class Kind:
     `state` maps the name of each kept value to what it starts from, given the parameters.
     `needs_base`: it wants the global model x. `weighted`: sample counts enter. `robust`: extreme
     values do not reach the result, so the engine looks for NaN and infinity in each input instead.
+    `mean`: `apply` gives the weighted mean and nothing else, so the engine may take it by itself.
     `choose`: a first pass over distances names the models that the second one merges.
     """
 
@@ -76,6 +77,7 @@ class Kind:
     needs_base: bool = False
     weighted: bool = True
     robust: bool = False
+    mean: bool = False
     choose: Choose | None = None
     check: Callable[[int, Mapping[str, float | None]], None] | None = None
 

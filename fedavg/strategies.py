@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,12 +142,15 @@ def _zero(p: Params) -> float:
     return 0.0
 
 
+_CHOSEN: dict[str, Any] = {
+    "weighted": False, "robust": True, "mean": True, "check": selection.check,
+}  # fmt: skip
 _MOMENTS = {"m": _zero, "v": lambda p: p["tau"] ** 2}
 
 RULES: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("fedavg", fedavg),
+        Kind("fedavg", fedavg, mean=True),
         Kind("fedavgm", fedavgm, {"beta": _DECAY, "lr": _LR}, {"v": _zero}, True),
         Kind("fedadagrad", fedadagrad, _adaptive_params(0.1, 0.0, None), _MOMENTS, True),
         Kind("fedadam", fedadam, _adaptive_params(0.1, 0.9, 0.99), _MOMENTS, True),
@@ -158,14 +162,8 @@ RULES: dict[str, Kind] = {
             "trimmed-mean", trimmed_mean, {"beta": Param(0.2, 0, BELOW_ONE / 2)},
             weighted=False, robust=True, check=_check_trim,
         ),
-        Kind(
-            "krum", fedavg, {"f": _F},
-            weighted=False, robust=True, choose=selection.krum, check=selection.check,
-        ),
-        Kind(
-            "multi-krum", fedavg, {"f": _F, "m": _M},
-            weighted=False, robust=True, choose=selection.multi_krum, check=selection.check,
-        ),
+        Kind("krum", fedavg, {"f": _F}, choose=selection.krum, **_CHOSEN),
+        Kind("multi-krum", fedavg, {"f": _F, "m": _M}, choose=selection.multi_krum, **_CHOSEN),
     )
 }  # fmt: skip
 

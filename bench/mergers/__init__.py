@@ -20,12 +20,14 @@ class Entry:
     packages: tuple[str, ...] = ()
 
 
-LIMIT, OURS, DIGEST = "read all, write one (limit)", "fedavg merge", "fedavg merge, with digest"
+LIMIT, OVERLAPPED = "read all, write one (limit)", "the same, stored meanwhile"
+OURS, DIGEST = "fedavg merge", "fedavg merge, with digest"
 LOAD_ALL, NVFLARE, FLOWER = "load all and average", "NVFlare 2.9", "Flower 1.42"
 MMAP = "running mean over mmap"
 
 ENTRIES = (
     Entry(LIMIT, "limit"),
+    Entry(OVERLAPPED, "limit_stored_meanwhile"),
     Entry(OURS, "ours"),
     Entry(DIGEST, "ours_with_digest"),
     Entry(MMAP, "running_mean"),

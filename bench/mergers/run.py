@@ -50,8 +50,12 @@ def save(value: Any, out: str) -> None:
     os.close(fd)
 
 
-def limit() -> Merge:
-    """Read every byte of the inputs and write as much as one of them, fsynced: two threads."""
+def limit(store_meanwhile: bool = False) -> Merge:
+    """Read every byte of the inputs and write as much as one of them, fsynced: two threads.
+
+    With `store_meanwhile` the disk begins to store what was written while the rest is read, as in a
+    merge of ours; else it has all of it to store at the end, as after a plain script.
+    """
 
     def merge(out: str, counts: list[int], files: list[str]) -> None:
         inputs = [os.open(path, os.O_RDONLY) for path in files]
@@ -70,6 +74,8 @@ def limit() -> Merge:
                 for fd in inputs:
                     got = os.preadv(fd, [buffer], place)
                 os.pwrite(output, buffer[:got], place)
+                if store_meanwhile:
+                    os.posix_fadvise(output, place, got, os.POSIX_FADV_DONTNEED)
 
         threads = [threading.Thread(target=work) for _ in range(2)]
         for thread in threads:
@@ -176,6 +182,7 @@ def flower() -> Merge:
 
 CONTENDERS: dict[str, Callable[[], Merge]] = {
     "limit": limit,
+    "limit_stored_meanwhile": lambda: limit(True),
     "ours": lambda: _ours(False),
     "ours_with_digest": lambda: _ours(True),
     "ours_fedadam": lambda: _ours(False, "fedadam"),

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from fedavg.agreement import Unmergeable
+from fedavg.engine.inputs import Inputs
 from fedavg.engine.pieces import Piece
-from fedavg.engine.piecework import Inputs
 from fedavg.engine.reading import Reader
 from fedavg.engine.statefile import state_key
 from fedavg.formats.base import Checkpoint

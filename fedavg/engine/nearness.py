@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from fedavg.engine.crew import InOrder, work_off
+from fedavg.engine.inputs import Inputs
 from fedavg.engine.pieces import pieces
-from fedavg.engine.piecework import Inputs, Measurer
+from fedavg.engine.piecework import Measurer
 from fedavg.policy import Action
 from fedavg.rule import Rule
 from fedavg.selection import scores, tolerated

@@ -19,8 +19,8 @@ CHUNK = 4 << 20
 SMALLEST = 64 << 10
 """Bytes of one input that are read at least, however many inputs there are."""
 
-BLOCK = 1 << 19
-"""Elements of all models together that a rule is applied to at once: 4 MiB as float64."""
+BLOCK = 1 << 16
+"""Elements of all models together that a rule is applied to at once: half a MiB as float64."""
 
 LEAST_BLOCK = 4096
 

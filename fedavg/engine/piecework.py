@@ -8,59 +8,25 @@ numbers that are in the processor's caches anyway.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedavg.arithmetic import squared_distances
-from fedavg.engine.pieces import Piece, blocks
-from fedavg.engine.reading import Reader, bytes_of, dtype_of
+from fedavg.engine.inputs import Block, Inputs, Models, Rows
+from fedavg.engine.means import Means
+from fedavg.engine.pieces import Piece
+from fedavg.engine.reading import Copies, Reader, bytes_of, dtype_of
 from fedavg.engine.statefile import state_dtype, state_key
-from fedavg.formats.base import Checkpoint
 from fedavg.rule import Chunk, Kind, Rule
 from fedavg.strategies import RULES
 
 Put = Callable[[str, int, memoryview], None]
 """(key, first byte, bytes) of the output."""
-Blocks = Callable[[slice], tuple[Tensor, Tensor | None]]
-"""A block of a piece to its models (K, n) and its base (n,)."""
 PutState = Callable[[str, str, int, memoryview], None]
 """(value, key, first byte, bytes) of the optimiser state."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Who takes part in a merge, in the order of their names, and what they started from.
-
-    `own_bases[k]` is the base of model k where it is not `base`; `weights` are positive.
-    """
-
-    names: tuple[str, ...]
-    models: tuple[Checkpoint, ...]
-    weights: tuple[float, ...]
-    staleness: tuple[int, ...]
-    own_bases: tuple[Checkpoint | None, ...]
-    base: Checkpoint | None = None
-    state: Checkpoint | None = None
-
-    @property
-    def bases(self) -> tuple[Checkpoint, ...]:
-        """The distinct own bases."""
-        return tuple({id(b): b for b in self.own_bases if b is not None}.values())
-
-    def only(self, indices: Sequence[int]) -> Inputs:
-        """Some of them, all with the same weight."""
-        return Inputs(
-            tuple(self.names[i] for i in indices),
-            tuple(self.models[i] for i in indices),
-            (1.0,) * len(indices),
-            tuple(self.staleness[i] for i in indices),
-            tuple(self.own_bases[i] for i in indices),
-            self.base,
-            self.state,
-        )
 
 
 class NotFinite(Exception):
@@ -71,39 +37,15 @@ class NotFinite(Exception):
         self.piece = piece
 
 
-class Models:
-    """The models of a piece as the rule is to see them: each moved onto the common base."""
+@dataclass(frozen=True)
+class _Task:
+    """A block with what the rule sees of it, and where its results go."""
 
-    def __init__(self, inputs: Inputs, reader: Reader) -> None:
-        self._inputs, self._reader = inputs, reader
-        bases = inputs.bases
-        index = {id(base): i for i, base in enumerate(bases)}
-        self._moved = [(k, index[id(b)]) for k, b in enumerate(inputs.own_bases) if b is not None]
-
-    def read(
-        self, piece: Piece, need_base: bool
-    ) -> Callable[[slice], tuple[Tensor, Tensor | None]]:
-        """Read a piece; the result gives of each block the models (K, n) and the base (n,).
-
-        Both in float64, valid until the next block.
-        """
-        at = (piece.key, piece.start, piece.stop)
-        inputs, reader = self._inputs, self._reader
-        models = reader.rows("models", inputs.models, *at)
-        base = None
-        if inputs.base is not None and (need_base or self._moved):
-            base = reader.rows("base", [inputs.base], *at)
-        own = [reader.rows(f"base {i}", [b], *at) for i, b in enumerate(inputs.bases)]
-
-        def block(part: slice) -> tuple[Tensor, Tensor | None]:
-            wide = reader.wide("models", models[:, part])
-            x = None if base is None else reader.wide("base", base[:, part])[0]
-            for k, i in self._moved:
-                assert x is not None
-                wide[k].sub_(reader.wide("own", own[i][:, part])[0]).add_(x)
-            return wide, x
-
-        return block
+    block: Block
+    copies: Copies
+    chunk: Chunk
+    out: Tensor
+    state: Mapping[str, Tensor]
 
 
 class Merger:
@@ -114,6 +56,7 @@ class Merger:
         self._put, self._put_state = put, put_state
         self._reader = Reader()
         self._models = Models(inputs, self._reader)
+        self._means = Means(self._models, self._reader, inputs.weights)
         self._initial = rule.initial_state()
 
     def __call__(self, piece: Piece) -> None:
@@ -126,30 +69,50 @@ class Merger:
     def _averaged(self, piece: Piece) -> Tensor:
         kind = self._rule.kind if piece.action == "rule" else without_step(self._rule.kind)
         count = piece.stop - piece.start
-        block = self._models.read(piece, kind.needs_base)
-        state = self._read_state(piece, kind)
         dtype = dtype_of(self._inputs.models[0].entries[piece.key].dtype)
-        reader, inputs = self._reader, self._inputs
-        out = reader.space("out", 1, count, dtype)[0]
-        # What lies between the models is in the range of their type, and a sum tells the rest.
-        steps = kind.needs_base or bool(inputs.bases)
-        for part in blocks(count, len(self._inputs.models)):
-            models, x = block(part)
-            wide = {name: reader.wide(name, kept[None, part])[0] for name, kept in state.items()}
-            if kind.robust and not is_finite(models):
-                raise NotFinite(piece)
-            room = reader.space("room", 1, models.shape[1], torch.float64)[0]
-            chunk = Chunk(models, inputs.weights, x, wide, inputs.staleness, room)
-            value, kept = kind.apply(chunk, self._rule.numbers)
-            if not (fits(value, dtype) if steps else is_finite(value)):
-                raise NotFinite(piece)
-            out[part].copy_(value)
-            for name, values in kept.items():
-                if not fits(values, state[name].dtype):
-                    raise NotFinite(piece)
-                state[name][part].copy_(values)
+        rows = self._models.read(piece, kind.needs_base)
+        state = self._read_state(piece, kind)
+        out = self._reader.space("out", 1, count, dtype)[0]
+        if kind.mean and not rows.own:
+            self._means.take(rows, out)
+        else:
+            self._apply(piece, kind, rows, out, state)
+        if not all(is_finite(values) for values in (out, *state.values())):
+            raise NotFinite(piece)
         self._write_state(piece, state)
         return out
+
+    def _apply(
+        self, piece: Piece, kind: Kind, rows: Rows, out: Tensor, state: dict[str, Tensor]
+    ) -> None:
+        """Apply the rule block by block. NotFinite for a rule that would hide what is not."""
+        numbers = self._rule.numbers
+        key = (kind.name, *rows.shape, *(kept.dtype for kept in state.values()))
+        for task in self._reader.once(key, lambda: self._tasks(rows, out, state)):
+            task.block.widen()
+            for wide, values in task.copies:
+                wide.copy_(values)
+            if kind.robust and not is_finite(task.chunk.models):
+                raise NotFinite(piece)
+            value, new = kind.apply(task.chunk, numbers)
+            task.out.copy_(value)
+            for name, values in new.items():
+                task.state[name].copy_(values)
+
+    def _tasks(self, rows: Rows, out: Tensor, state: dict[str, Tensor]) -> list[_Task]:
+        reader, inputs, tasks = self._reader, self._inputs, []
+        for block in self._models.blocks(rows):
+            part, wide = block.part, {}
+            copies: Copies = ()
+            for name, kept in state.items():
+                values, more = reader.widened(name, kept[None, part])
+                wide[name] = values[0]
+                copies += more
+            room = reader.space("room", 1, block.models.shape[1], torch.float64)[0]
+            chunk = Chunk(block.models, inputs.weights, block.base, wide, inputs.staleness, room)
+            places = {name: kept[part] for name, kept in state.items()}
+            tasks.append(_Task(block, copies, chunk, out[part], places))
+        return tasks
 
     def _copied(self, piece: Piece) -> Tensor:
         inputs, at = self._inputs, (piece.key, piece.start, piece.stop)
@@ -187,15 +150,17 @@ class Measurer:
 
     def __init__(self, inputs: Inputs, put: Callable[[int, Tensor], None]) -> None:
         self._count, self._put = len(inputs.models), put
-        self._models = Models(inputs, Reader())
+        self._reader = Reader()
+        self._models = Models(inputs, self._reader)
 
     def __call__(self, numbered: tuple[int, Piece]) -> None:
         """Hand on the (K, K) distances of one piece by its number. NotFinite."""
         index, piece = numbered
-        block = self._models.read(piece, False)
         total = torch.zeros(self._count, self._count, dtype=torch.float64)
-        for part in blocks(piece.stop - piece.start, self._count):
-            total += squared_distances(block(part)[0])
+        rows = self._models.read(piece, False)
+        for block in self._reader.once(rows.shape, lambda: self._models.blocks(rows)):
+            block.widen()
+            total += squared_distances(block.models)
         if not is_finite(total):
             raise NotFinite(piece)
         self._put(index, total)
@@ -215,7 +180,7 @@ def largest(rows: Tensor) -> Tensor:
 
 def is_finite(values: Tensor) -> bool:
     """Whether no value is NaN or infinite: by a sum, and by a look at each where that overflows."""
-    total = float(values.sum(dtype=torch.float64))
+    total = float(values.sum())
     return math.isfinite(total) or bool(torch.isfinite(values).all())
 
 

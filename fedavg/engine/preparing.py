@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedavg.agreement import Unmergeable, base_disagreement, disagreement
-from fedavg.engine.piecework import Inputs
+from fedavg.engine.inputs import Inputs
 from fedavg.engine.statefile import check_state
 from fedavg.formats.base import Checkpoint, Entry
 from fedavg.formats.keys import LORA

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fedavg.agreement import Unmergeable
 from fedavg.engine.crew import work_off
+from fedavg.engine.inputs import Inputs
 from fedavg.engine.lora import mean_of_products
 from fedavg.engine.pieces import Piece
-from fedavg.engine.piecework import Inputs, NotFinite, Put, fits, is_finite
+from fedavg.engine.piecework import NotFinite, Put, fits, is_finite
 from fedavg.engine.reading import Reader, bytes_of
 from fedavg.formats.base import Checkpoint, Entry
 from fedavg.formats.keys import LORA, lora_pairs

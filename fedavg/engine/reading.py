@@ -6,13 +6,20 @@ needs of memory is decided by the largest piece, and nothing is left for the all
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedavg.arithmetic import widen
 from fedavg.formats.base import Checkpoint
+
+T = TypeVar("T")
+
+Copies = tuple[tuple[Tensor, Tensor], ...]
+"""(to, from) in the order in which they are to be copied."""
+MOST_KEPT = 16
+"""Lengths of pieces for which views are kept; a model has two or three that occur often."""
 
 
 class Reader:
@@ -20,14 +27,21 @@ class Reader:
 
     def __init__(self) -> None:
         self._pools: dict[str, Tensor] = {}
+        self._views: dict[tuple[object, ...], Tensor] = {}
+        self._made: dict[tuple[object, ...], Any] = {}
 
     def space(self, purpose: str, rows: int, count: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised (rows, count) matrix."""
-        size = rows * count * dtype.itemsize
-        pool = self._pools.get(purpose)
-        if pool is None or len(pool) < size:
-            pool = self._pools[purpose] = torch.empty(size, dtype=torch.uint8)
-        return pool[:size].view(dtype).view(rows, count)
+        view = self._views.get((purpose, rows, count, dtype))
+        if view is None:
+            size = rows * count * dtype.itemsize
+            pool = self._pools.get(purpose)
+            if pool is None or pool.numel() < size:
+                pool = self._pools[purpose] = torch.empty(size, dtype=torch.uint8)
+                self._forget()
+            view = pool[:size].view(dtype).view(rows, count)
+            self._views[purpose, rows, count, dtype] = view
+        return view
 
     def rows(
         self, purpose: str, sources: Sequence[Checkpoint], key: str, start: int, stop: int
@@ -35,18 +49,33 @@ class Reader:
         """Elements [start, stop) of `key` in each of the sources, which agree on its dtype."""
         entry = sources[0].entries[key]
         matrix = self.space(purpose, len(sources), stop - start, dtype_of(entry.dtype))
-        size = entry.itemsize
-        for source, row in zip(sources, matrix, strict=True):
-            source.read_into(key, start * size, stop * size, bytes_of(row))
+        first, last = start * entry.itemsize, stop * entry.itemsize
+        room, size = bytes_of(matrix), last - first
+        for row, source in enumerate(sources):
+            source.read_into(key, first, last, room[row * size : (row + 1) * size])
         return matrix
 
-    def wide(self, purpose: str, rows: Tensor) -> Tensor:
-        """A float64 copy of a matrix of floats."""
+    def widened(self, purpose: str, rows: Tensor) -> tuple[Tensor, Copies]:
+        """A float64 matrix for a matrix of floats, and the copies that fill it from that."""
         count, length = rows.shape
-        out = self.space(f"wide {purpose}", count, length, torch.float64)
-        if rows.dtype == torch.float16:
-            rows = self.space("float32", count, length, torch.float32).copy_(rows)
-        return widen(rows, out)
+        wide = self.space(f"wide {purpose}", count, length, torch.float64)
+        if rows.dtype != torch.float16:
+            return wide, ((wide, rows),)
+        between = self.space("float32", count, length, torch.float32)  # twice as fast
+        return wide, ((between, rows), (wide, between))
+
+    def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
+        """What `make` makes of views of buffers: made anew only where a buffer is another one."""
+        found: T | None = self._made.get(key)
+        if found is None:
+            if len(self._made) >= MOST_KEPT:
+                self._forget()
+            found = self._made[key] = make()
+        return found
+
+    def _forget(self) -> None:
+        self._views.clear()
+        self._made.clear()
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -58,4 +87,4 @@ def dtype_of(name: str) -> torch.dtype:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor, not copied."""
-    return tensor.view(torch.uint8).numpy().data
+    return tensor.view(torch.uint8).numpy().data.cast("B")
