@@ -84,6 +84,7 @@ def cli() -> None:
     show_default=True,
     help="Seconds that running batches get to finish after TERM.",
 )
+@click.option("--term-grace", type=click.FloatRange(0), default=0.0, help="See attach.")
 @click.option(
     "--log-level",
     type=click.Choice(LOG_LEVELS, case_sensitive=False),
@@ -141,6 +142,13 @@ def _options(asked: dict[str, Any]) -> Options:
 @click.option(
     "--grace", type=click.FloatRange(0), default=10.0, show_default=True, help="As in run; seconds."
 )
+@click.option(
+    "--term-grace",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="The same where a scheduler sends TERM to every process of an allocation at once.",
+)
 @click.option("--run-once", is_flag=True, help="End after the first work.")
 @click.option("--log-level", type=click.Choice(LOG_LEVELS, case_sensitive=False), default="INFO")
 def attach(**asked: Any) -> None:
@@ -170,6 +178,7 @@ def attach(**asked: Any) -> None:
         memory_mb=asked["ram_mb"],
         max_idle=asked["max_idle"],
         grace=asked["grace"],
+        term_grace=asked["term_grace"],
         once=asked["run_once"],
         log_level=asked["log_level"].upper(),
     )

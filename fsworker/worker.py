@@ -3,7 +3,9 @@
 User code never runs in this process, so nothing that it does can stop the loop; and since the
 heartbeat is published by the loop, it stops when the loop does. The ways to end are here too: a
 first TERM or INT drains (what has not begun is given back at once, what runs may finish within the
-grace), a second one, or the end of the wrapper, gives everything back now.
+grace), a second one, or the end of the wrapper, gives everything back now. A scheduler that ends
+an allocation sends TERM to all of its processes, and KILL after a while: where that may be, a TERM
+gives everything back within the `term_grace`, and the wrapper passes on what it was told by USR1.
 """
 
 from __future__ import annotations
@@ -62,7 +64,6 @@ class Worker:
         self._selector = selectors.DefaultSelector()
         self._due = {"beat": 0.0, "stop": 0.0}
         self._before = Predecessors(self._store)
-        self._ends = 0
         self._deadline: float | None = None
         self._served = False
         self._refusal: str | None = None
@@ -231,17 +232,17 @@ class Worker:
     # -- the end
 
     def _on_signal(self, signum: int) -> None:
-        self._ends += 1
         log.info("%s", signal.Signals(signum).name)
-        self._drain(0.0 if self._ends > 1 else self._grace())
+        grace, firm = self._leaving.told(signum)
+        self._drain(self._grace() if grace is None else grace, firm=firm)
 
     def _on_wrapper_gone(self) -> None:
         log.warning("the wrapper is gone")
         self._drain(0.0)
 
-    def _drain(self, grace: float) -> None:
-        # A job that is told to save may take longer than what tasks are given.
-        patience = self._executor.wind_down() if grace > 0 else 0.0
+    def _drain(self, grace: float, *, firm: bool = False) -> None:
+        # A job that is told to save may take longer than what tasks are given, unless KILL follows.
+        patience = self._executor.wind_down() if grace > 0 and not firm else 0.0
         deadline = time.monotonic() + max(grace, patience)
         if self._deadline is None:
             self._deadline = deadline

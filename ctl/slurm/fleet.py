@@ -60,11 +60,12 @@ def view(book: Book) -> View:
 
 def submit(store: Store, meta: LaunchMeta, book: Book, count: int) -> Book:
     """Submit `count` workers more; the book with them. If one fails, those before it stay."""
+    haste = queue.kill_wait() if count else 0.0
     for _ in range(count):
         public, secret = new_token()
         environ = list(env_for(meta.env, HostTerms()).items())
         shard = len(book.jobs) % meta.shard_count
-        text = script.build(meta, book, f"{public}.{secret}", environ, shard)
+        text = script.build(meta, book, f"{public}.{secret}", environ, shard, haste)
         try:
             _admit(store, public, secret)
             job = queue.submit(text, script.arguments(book.terms, meta.run_id, meta.root))

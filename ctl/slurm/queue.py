@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Collection, Iterable, Sequence
@@ -12,6 +13,7 @@ from fsworker.errors import FleetError, UnknownState, UsageError
 from fsworker.inventory import without_grants
 
 WITHIN = 30.0
+KILL_WAIT = 30.0
 ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
      "PREEMPTED", "TIMEOUT", "REVOKED", "GONE"}
@@ -61,6 +63,16 @@ def look(jobs: Collection[str]) -> dict[str, Row]:
         if len(parts) == 4 and parts[0] in found:
             found[parts[0]] = Row(*parts)
     return found
+
+
+def kill_wait() -> float:
+    """Seconds between TERM and KILL where Slurm ends a job; its default where it does not say."""
+    try:
+        told = _run("scontrol", "show", "config")
+    except FleetError:
+        return KILL_WAIT
+    found = re.search(r"^KillWait\s*=\s*([0-9]+)", told, re.MULTILINE)
+    return float(found[1]) if found else KILL_WAIT
 
 
 def cancel(jobs: Iterable[str], *, pending: bool = False) -> None:

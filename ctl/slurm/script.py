@@ -21,8 +21,9 @@ def arguments(terms: Terms, run_id: str, root: str) -> list[str]:
     }
     argv = ["--parsable", "--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append"]
     argv += [f"--job-name=shardfleet-{run_id}", f"--output={_plain(root)}/ctl/slurm-%j.out"]
-    # To the batch shell, which is the worker by then: it drains before the limit kills it.
-    argv += [f"--signal=B:TERM@{terms.grace}", "--chdir=/"]
+    # To the batch shell, which is the wrapper by then: it drains before the limit, or at once where
+    # the site announces preemptions. TERM comes later, to every process, and then KILL.
+    argv += [f"--signal=B:USR1@{terms.grace}", "--chdir=/"]
     argv += [f"{name}={value}" for name, value in given.items() if value is not None]
     return [*argv, *terms.extra]
 
@@ -33,9 +34,17 @@ def _plain(path: str) -> str:
 
 
 def build(
-    meta: LaunchMeta, book: Book, token: str, environ: Sequence[tuple[str, str]], shard: int
+    meta: LaunchMeta,
+    book: Book,
+    token: str,
+    environ: Sequence[tuple[str, str]],
+    shard: int,
+    kill_wait: float,
 ) -> bytes:
-    """The script: environment and setup as on any host, then the worker in the shell's place."""
+    """The script: environment and setup as on any host, then the worker in the shell's place.
+
+    `kill_wait`: seconds from TERM to KILL, in which a worker that was not told before gives back.
+    """
     terms = book.terms
     lines = ["#!/bin/sh"]
     if meta.pythonpath:
@@ -48,7 +57,7 @@ def build(
     argv += ["--parallel", str(book.parallel), "--job-slots", str(book.job_slots)]
     labels = ",".join(("slurm", *meta.labels))
     argv += ["--labels", labels, "--log-level", meta.log_level, "--shard", str(shard)]
-    argv += ["--grace", f"{terms.grace * 0.8:g}"]
+    argv += ["--grace", f"{terms.grace * 0.8:g}", "--term-grace", f"{kill_wait * 0.5:g}"]
     argv += ["--max-idle", f"{terms.max_idle:g}"] if terms.max_idle else []
     lines.append(f'exec {shlex.join(argv)} --name "slurm-$SLURM_JOB_ID"')
     return "\n".join([*lines, ""]).encode("utf-8", "surrogateescape")

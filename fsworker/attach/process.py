@@ -55,6 +55,7 @@ class Options:
     memory_mb: int = 0
     max_idle: float = 0.0
     grace: float = 10.0
+    term_grace: float = 0.0
     once: bool = False
     log_level: str = "INFO"
 
@@ -128,11 +129,17 @@ def _join(store: Store, options: Options) -> tuple[Member, Manifest, socket.sock
     rootside.check_silent(store, wish.name)
     lock = rootside.lock(store, seen.manifest.run_id, wish.name)
     try:
+        rootside.take_back(store, wish.name, requeued=_requeued())
         rootside.appear(store, member)
     except BaseException:
         lock.close()
         raise
     return member, seen.manifest, lock
+
+
+def _requeued() -> bool:
+    """Whether a batch system ended an earlier worker of this name, and runs its job once more."""
+    return os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
 
 
 def _check_functions(manifest: Manifest, options: Options) -> None:
@@ -161,7 +168,7 @@ def _wrapper_options(options: Options, member: Member) -> wrapper.Options:
     )
     argv = request.worker_argv(bundled.command(python=options.python))
     said = {"--max-idle": options.max_idle, "--cpus": options.cpus, "--ram-mb": options.memory_mb}
-    said["--grace"] = options.grace
+    said |= {"--grace": options.grace, "--term-grace": options.term_grace}
     argv += [word for k, v in said.items() if v for word in (k, f"{v:g}")]
     argv += ["--once"] if options.once else []
     return wrapper.Options(
@@ -170,6 +177,7 @@ def _wrapper_options(options: Options, member: Member) -> wrapper.Options:
         member.launch,
         tuple(argv),
         final=_FINAL_CODES | {FINISHED},
+        relay=wrapper.STOP_SIGNAL,
     )
 
 

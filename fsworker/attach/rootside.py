@@ -8,9 +8,10 @@ import time
 from dataclasses import dataclass
 
 from fsworker.errors import Busy, FormatError, NotRunning, Refused, UsageError
+from fsworker.identity import Place
 from fsworker.life import hostlock, lifefiles
 from fsworker.loop.admission import admit
-from fsworker.protocol import launches, layout
+from fsworker.protocol import launches, layout, ledger
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import members as names
 from fsworker.protocol.membership import read_members
@@ -87,6 +88,20 @@ def lock(store: Store, run_id: str, host: str, patience: float = LOCK_PATIENCE) 
             f"({store.path(pid)}): end it, or attach under another name (--name)",
             host=host,
         ) from None
+
+
+def take_back(store: Store, host: str, *, requeued: bool) -> None:
+    """Return what earlier workers of a name held.
+
+    Their death is a batch's affair only where it is proven: they were on this machine, whose lock
+    we hold, and nobody ended them from outside.
+    """
+    who = lifefiles.read_identity(store, host)
+    here, last = Place.here(host), who.worker or who.wrapper if who else None
+    known = last is not None and (last.boot_id, last.pid_ns) == (here.boot_id, here.pid_ns)
+    for owner in filter(None, map(layout.parse_owner, store.scan(layout.CLAIMS))):
+        if owner.host == host:
+            store.run(ledger.reclaim(owner, died=known and not requeued))
 
 
 def appear(store: Store, member: Member) -> None:

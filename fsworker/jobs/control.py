@@ -92,6 +92,10 @@ class Control:
             log.warning("the claim is gone: this attempt does not count any more")
             self._take("gone")
 
+    def drain(self) -> None:
+        """As if the worker had said `drain`."""
+        self._take("drain")
+
     def check(self) -> None:
         """Raise Interrupted when this job was told to end."""
         if self.told is not None:

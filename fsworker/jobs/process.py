@@ -128,7 +128,8 @@ def _see_through(child: subprocess.Popen[bytes], command: Command, control: Cont
         if watched is not None:
             control.detach(watched)
             os.close(watched)
-    return "exit"
+    # Told and ended at once: who was told as well may have left its work unfinished.
+    return "drain" if control.told == "drain" else "exit"
 
 
 def end(

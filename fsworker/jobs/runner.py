@@ -30,8 +30,9 @@ from fsworker.protocol.records.job import CANCELLED, FAILED, SUCCESS, Job
 
 log = logging.getLogger("fsworker.jobs.runner")
 
-DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Whoever wants a job to end tells its worker, or closes our pipe."""
+DEAF_TO = (signal.SIGINT, signal.SIGHUP)
+"""Whoever wants a job to end tells its worker, or closes our pipe; but a TERM that comes to us came
+to everybody, the training process too: what that saved is kept, and the job goes on elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def _first_line(fd: int) -> tuple[bytes, bytes]:
 
 def main() -> int:
     """Entry point. The ticket comes on stdin."""
-    for signum in DEAF_TO:
+    for signum in (*DEAF_TO, signal.SIGTERM):
         signal.signal(signum, lambda *_: None)  # ignored, the training process would be deaf too
     level = os.environ.get("FLEET_LOG_LEVEL", "INFO")
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -169,6 +170,7 @@ def main() -> int:
     asked = Ticket.parse(line)
     store = Store(asked.root)
     control = Control(0, Claim(store, asked.holder, asked.claim), rest)
+    signal.signal(signal.SIGTERM, lambda *_: control.drain())
     job = Job.from_json(asked.job.encode(), "job.json")
     try:
         _tell(Runner(asked, store, job, control).live())

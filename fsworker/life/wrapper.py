@@ -53,6 +53,8 @@ class Options:
     log_limit: int = LIMIT
     final: frozenset[int] = frozenset()
     """Exit codes of a worker after which no life follows; they are the wrapper's own then."""
+    relay: int = signal.SIGTERM
+    """By what the worker is told to stop."""
 
 
 class Wrapper:
@@ -133,8 +135,9 @@ class Wrapper:
         asked = killed = False
         while not life.reap():
             if self._told and not asked:
-                log.info("stopping: TERM to worker pid=%d, which may take its time", life.pid)
-                life.signal(signal.SIGTERM)
+                name = signal.Signals(self._o.relay).name.removeprefix("SIG")
+                log.info("stopping: %s to worker pid=%d, which may take its time", name, life.pid)
+                life.signal(self._o.relay)
                 asked = True
             elif self._impatience > 1 and not killed:
                 log.warning("told again: KILL to worker pid=%d and all below it", life.pid)

@@ -1,10 +1,13 @@
-"""When a worker ends by itself: after its first work, or when there was none for long enough."""
+"""When a worker ends by itself: after its first work, or when there was none for long enough; and
+how fast it ends when it is told to."""
 
 from __future__ import annotations
 
 import logging
+import signal
 
 from fsworker.loop.options import Options
+from fsworker.loop.surroundings import GENTLE
 
 log = logging.getLogger("fsworker.loop.leaving")
 
@@ -19,7 +22,22 @@ class Leaving:
         self._max_idle, self._once = options.max_idle, options.once
         self._worked = False
         self._idle_since: float | None = None
+        self._haste, self._told = options.term_grace, 0
         self.code = 0
+
+    def told(self, signum: int) -> tuple[float | None, bool]:
+        """What a signal means: (seconds that running work gets, whether that holds for jobs too).
+
+        None: as many as a drain was given, or the grace.
+        """
+        if signum == GENTLE:
+            return None, False
+        self._told += 1
+        if self._told > 1:
+            return 0.0, True
+        if self._haste and signum == signal.SIGTERM:
+            return self._haste, True
+        return None, False
 
     def due(self, now: float, served: bool, quiet: bool) -> bool:
         """Whether it is time, said once. `quiet`: the worker holds nothing; `now` is monotonic."""

@@ -25,6 +25,8 @@ class Options:
     """What the heartbeat says there is; 0: what is found."""
     max_idle: float = 0.0
     """Seconds without work after which the worker ends; 0: never."""
+    term_grace: float = 0.0
+    """Seconds after a TERM until everything is given back, jobs too; 0: as after any other word."""
     once: bool = False
     """End after the first work that was finished."""
     poll_interval: float = 0.5

@@ -19,7 +19,9 @@ from fsworker.protocol.layout import Owner
 
 _OTHER_FILES = 128
 """Files that a worker has open besides a socket for each slot."""
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+GENTLE = signal.SIGUSR1
+"""What a wrapper says that knows us: to end, without haste."""
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, GENTLE)
 
 
 def wrapped() -> bool:

@@ -29,8 +29,9 @@ SEND_PATIENCE = 0.002
 """Seconds to wait for a slot to take its range in, which it is about to: what its worker does next
 may take longer, and a range that is there in part is of no use."""
 
-KILLED = ("signal", 9)
-"""How a process ends that the kernel, a person or a program has killed without giving a reason."""
+KILLED = (("signal", 9), ("signal", 15))
+"""How a process ends that the kernel, a person or a program has killed without giving a reason: by
+KILL; or by TERM, which a batch system sends to all processes of a job that it preempts."""
 
 
 class Blame(NamedTuple):
@@ -234,7 +235,7 @@ class Slot:
             elif self.condemned[0] in (SILENT, GARBLED):
                 index, apart = self.first, blame is None
         unsure = self.condemned is None or self.verdict is not None
-        killed = self.condemned is None and (how, code) == KILLED
+        killed = self.condemned is None and (how, code) in KILLED
         doubtful = blame is not None and (killed or (unsure and self.shared))
         return Loss(self.range, self.first, self.end, index, blame, apart, doubtful)
 
@@ -247,8 +248,9 @@ class Slot:
         elapsed = time.monotonic() - state.started
         if self.condemned is None:
             why = f"the slot's process ended with {outcomes.exit_words(how, code)}"
-            if (how, code) == KILLED:
-                why += ", which the fleet did not send (out of memory?)"
+            if (how, code) in KILLED:
+                why += ", which the fleet did not send"
+                why += " (out of memory?)" if code == 9 else ""
             return Blame(state.task, outcomes.CRASHED, outcomes.cause("Crashed", why), elapsed)
         if self.condemned[0] != state.task:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ import pytest
 from fsworker import Client
 from tests.rigs import slurm
 from tests.rigs.slurm import Slurm
-from tests.support.ctlrun import Ctl
+from tests.support.ctlrun import Ctl, json_lines
+from tests.support.jobs import COMMAND
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -46,12 +48,16 @@ def ctl(tmp_path: Path, site: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterato
             site.run("scancel", str(job["id"]), check=False)
 
 
-def start(ctl: Ctl, nodes: int, *args: str) -> Path:
-    root = ctl.runs / "run"
-    argv = ["--root", str(root), "--fn", WHO, "--launcher", "slurm", "--nodes", str(nodes)]
-    done = ctl("start", *argv, "--concurrency", "2", "--cpus", "2", "--time", "30", *args)
+def start(ctl: Ctl, nodes: int, *args: str, name: str = "run") -> Path:
+    done = ctl(*start_argv(ctl, nodes, *args, name=name))
     assert done.returncode == 0, done.stderr
-    return root
+    return ctl.runs / name
+
+
+def start_argv(ctl: Ctl, nodes: int, *args: str, name: str = "run") -> list[str]:
+    argv = ["start", "--root", str(ctl.runs / name), "--fn", WHO, "--launcher", "slurm"]
+    argv += ["--nodes", str(nodes), "--concurrency", "2", "--cpus", "2", "--time", "30"]
+    return [*argv, *args]
 
 
 def jobs(ctl: Ctl, root: Path) -> dict[str, dict[str, Any]]:
@@ -124,8 +130,8 @@ def test_a_worker_drains_at_slurms_signal_and_another_takes_over(ctl: Ctl, site:
     with Client(str(root)) as client:
         futures = [client.submit(WHO, 0.5) for _ in range(60)]
         wait_until(lambda: claims(root), 60, "a claim")
-        # What Slurm sends before a time limit and at a preemption, to the batch shell alone.
-        site.run("scancel", "--batch", "--signal=TERM", first)
+        # What Slurm sends before a time limit, to the batch shell alone.
+        site.run("scancel", "--batch", "--signal=USR1", first)
         wait_until(lambda: not [j for j in site.jobs() if j["id"] == first], 120, "the job's end")
         ended = site.run("scontrol", "show", "job", first)
         assert "JobState=COMPLETED" in ended, ended
@@ -138,6 +144,60 @@ def test_a_worker_drains_at_slurms_signal_and_another_takes_over(ctl: Ctl, site:
     known = {f"slurm-{job}" for job in (first, *jobs(ctl, root))}
     assert len(served) == 60 and set(served) <= known
     assert ctl("stop", "--root", str(root), "--grace", "20").returncode == 0
+
+
+def test_preempted_workers_give_back_and_come_again(ctl: Ctl, site: Slurm, tmp_path: Path) -> None:
+    """By a real job of higher priority: one of two runs is requeued, the other one cancelled."""
+    begun = ctl.popen(*start_argv(ctl, 1, "--partition", "requeued", name="again"))
+    anew = start(ctl, 1, "--partition", "cancelled", "--resubmit", "1", name="anew")
+    again = ctl.runs / "again"
+    assert begun.wait(60) == 0
+    look = ("--heartbeat-stale", "5", "--interval", "0.5", "--fence-after", "1")
+    train = [*COMMAND, "--diary", str(tmp_path / "diary"), "--each", "--on-term", "go"]
+    argv = ["--episodes", "4", "--checkpoint", "checkpoint.json", "--", *train, "--pause", "3"]
+    job = ctl("job", "submit", "--root", str(anew), *argv).stdout.strip()
+    with Client(str(again)) as one, Client(str(anew)) as other:
+        futures = [client.submit(WHO, 0.5) for client in (one, other) for _ in range(40)]
+        wait_until(lambda: "begin 2" in diary(tmp_path), 60, "the second episode")
+        urgent = ["--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null"]
+        site.run("sbatch", *urgent, "--wrap=sleep 2")
+        ((first, _),) = jobs(ctl, again).items()
+        ((lost, _),) = jobs(ctl, anew).items()
+        wait_until(lambda: jobs(ctl, anew)[lost]["state"] == "PREEMPTED", 60, "the preemption")
+        wait_until(lambda: jobs(ctl, again)[first]["state"] == "PENDING", 60, "the requeue")
+        watcher = ctl.popen("watch", "--root", str(anew), *look)
+        for root in (again, anew):
+            assert claims(root) == [] and os.listdir(root / "dead") == []
+            waiting = [name for n in os.listdir(root / "inbox") for name in
+                       os.listdir(root / "inbox" / n)]  # fmt: skip
+            assert waiting and all(name.split(".")[2] == "0" for name in waiting), waiting
+        site.run("scontrol", "update", f"JobId={first}", "StartTime=now")  # Slurm waits two minutes
+        served = [future.result(timeout=120) for future in futures]
+    assert set(served[:40]) == {f"slurm-{first}"}, "it came back under its name"
+    assert len(set(served[40:])) == 2, "another took its place"
+    (result,) = wait_until(lambda: over(ctl, anew), 60, "the job")
+    assert (result["status"], result["episode"]) == ("success", 4), result
+    shown = json.loads(ctl("job", "show", "--root", str(anew), "--json", job).stdout)["jobs"][0]
+    notes = shown["attempts"]
+    assert [note["first"] for note in notes] == [1, 3] and notes[0]["why"] == "drain", notes
+    assert len({note["host"] for note in notes}) == 2 and notes[1]["deaths"] == 0
+    watcher.terminate()
+    assert watcher.wait(60) == 0
+    events = json_lines((anew / "ctl" / "events.jsonl").read_text())
+    assert not [e for e in events if "death" in str(e)], events
+    for root in (again, anew):
+        stop = ctl("stop", "--root", str(root), "--grace", "20")
+        assert stop.returncode == 0, stop.stderr
+
+
+def diary(folder: Path) -> str:
+    path = folder / "diary"
+    return path.read_text() if path.exists() else ""
+
+
+def over(ctl: Ctl, root: Path) -> list[dict[str, Any]]:
+    told = json.loads(ctl("jobs", "--root", str(root), "--json").stdout)["jobs"]
+    return [row for row in told if row["status"] not in ("pending", "running")]
 
 
 def claims(root: Path) -> list[str]:

@@ -24,6 +24,15 @@ from tests.support.waiting import wait_until
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol")
 
 
+PARTITIONS = (
+    "PartitionName=all Default=YES PriorityTier=1 PreemptMode=OFF",
+    "PartitionName=requeued PriorityTier=1 PreemptMode=REQUEUE GraceTime=0",
+    "PartitionName=cancelled PriorityTier=1 PreemptMode=CANCEL GraceTime=0",
+    "PartitionName=urgent PriorityTier=9 PreemptMode=OFF",
+)
+"""Of the same nodes. A job of `urgent` takes the place of those in `requeued` and `cancelled`."""
+
+
 def missing() -> str | None:
     """What this machine lacks for the rig, in a sentence; None when nothing."""
     if os.geteuid() != 0:
@@ -110,7 +119,11 @@ class Slurm:
         return f"SLURM_CONF={self.conf}".encode()
 
     def _idle(self) -> int:
-        return self.run("sinfo", "-h", "-N", "-o", "%T", check=False).split().count("idle")
+        return (
+            self.run("sinfo", "-h", "-N", "-p", "all", "-o", "%T", check=False)
+            .split()
+            .count("idle")
+        )
 
     def _start_munge(self) -> None:
         user = pwd.getpwnam("munge")
@@ -154,6 +167,8 @@ class Slurm:
             "SlurmctldTimeout=10",
             "InactiveLimit=0",
             "KillWait=5",
+            "PreemptType=preempt/partition_prio",
+            "PreemptMode=REQUEUE",
             "MinJobAge=300",
             "MpiDefault=none",
             "SwitchType=switch/none",
@@ -169,7 +184,8 @@ class Slurm:
                 f"NodeName=n{number} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} "
                 f"CPUs={self._cpus} RealMemory=2000"
             )
-        lines.append(f"PartitionName=all Nodes=n[1-{self.nodes}] Default=YES State=UP MaxTime=60")
+        for partition in PARTITIONS:
+            lines.append(f"{partition} Nodes=n[1-{self.nodes}] State=UP MaxTime=60")
         (self.folder / "state").mkdir()
         self.conf.write_text("\n".join(lines) + "\n")
 

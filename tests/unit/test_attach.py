@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -18,20 +19,29 @@ from fsworker.attach import entry, rootside
 from fsworker.attach.entry import Wish
 from fsworker.cli import cli
 from fsworker.errors import Busy, FleetError, Refused, UsageError
-from fsworker.life import hostlock
+from fsworker.identity import Place
+from fsworker.life import hostlock, lifefiles
 from fsworker.loop.leaving import FINISHED, Leaving
 from fsworker.loop.options import Options
 from fsworker.protocol import layout, membership
 from fsworker.protocol.fsops import Store
+from fsworker.protocol.layout import Token
 from fsworker.protocol.layout import members as names
 from fsworker.protocol.records.member import JoinToken, Member, digest, new_token, with_members
-from fsworker.protocol.records.run import LaunchMeta, Manifest, WorkerSpec
+from fsworker.protocol.records.run import (
+    HostIdentity,
+    Identity,
+    LaunchMeta,
+    Manifest,
+    WorkerSpec,
+)
 from tests.support.runs import beat, make_run
 
 pytestmark = pytest.mark.unit
 
 PUBLIC, SECRET = "0" * 12, "the secret"
 TOKEN = f"{PUBLIC}.{SECRET}"
+LIFE = "c0ffee000001"
 RECORD = JoinToken(PUBLIC, digest(SECRET), labels=("gpu",))
 MANIFEST = Manifest("r1", "m.f", 3, (WorkerSpec("n1", 0),))
 META = LaunchMeta("/r", "r1", MANIFEST.workers, 3, "m.f", may_attach=("guest",))
@@ -149,6 +159,28 @@ def test_of_two_machines_that_attach_under_one_name_at_once_one_is_refused(tmp_p
     assert not [n for n in os.listdir(tmp_path / "ctl") if n.startswith("x.")]
     rootside.appear(run.store, Member("x", 1, 0))
     assert rootside.last_launch(run.store, "x") == 1
+
+
+@pytest.mark.parametrize(
+    ("boot", "requeued", "deaths"), [("", False, 1), ("", True, 0), ("other", False, 0)]
+)
+def test_a_death_is_charged_only_where_it_is_proven(
+    tmp_path: Path, boot: str, requeued: bool, deaths: int
+) -> None:
+    run = make_run(tmp_path)
+    (tmp_path / "inbox" / "0").mkdir()
+    here = Place.here("x")
+    worker = Identity("x", boot or here.boot_id, here.pid_ns, 4711, 1)
+    lifefiles.publish(run.store, HostIdentity("x", 1, worker, worker, LIFE))
+    token = Token(layout.batch_id("s", LIFE, 0), 0, 1)
+    for host in ("x", "y"):
+        owner = layout.Owner(host, LIFE)
+        run.store.mkdir(owner.folder)
+        run.store.put(layout.claim_path(owner, token), b"")
+    rootside.take_back(run.store, "x", requeued=requeued)
+    assert os.listdir(tmp_path / "claims") == [f"y~{LIFE}"]
+    (name,) = os.listdir(tmp_path / "inbox" / "0")
+    assert layout.parse_inbox_name(0, name) == Token(token.batch, 0, 1, deaths)
 
 
 def test_a_name_is_granted_as_it_was_admitted() -> None:
@@ -274,6 +306,20 @@ def test_a_worker_leaves_when_it_was_idle_for_long_enough_and_says_so_once() -> 
     assert not one.due(22.9, True, True) and one.code == 0
     assert one.due(23.1, True, True) and one.code == FINISHED
     assert not one.due(99.0, True, True)
+
+
+def test_how_fast_a_worker_ends_by_what_it_hears() -> None:
+    term, gentle = signal.SIGTERM, signal.SIGUSR1
+    plain, hasty = leaving(), leaving(term_grace=9.0)
+    assert [plain.told(s) for s in (gentle, term, gentle, term)] == [
+        (None, False), (None, False), (None, False), (0.0, True)
+    ]  # fmt: skip
+    assert [hasty.told(s) for s in (gentle, term, term)] == [
+        (None, False),
+        (9.0, True),
+        (0.0, True),
+    ]
+    assert leaving(term_grace=9.0).told(signal.SIGINT) == (None, False)
 
 
 def test_a_worker_that_runs_once_leaves_after_its_first_work() -> None:

@@ -59,7 +59,7 @@ BOOK = Book(3, Terms(grace=50, max_idle=9.0), parallel=4, job_slots=0)
 
 
 def test_the_script_stands_alone_in_any_shell_and_hides_nothing_of_the_path(tmp_path: Path) -> None:
-    text = script.build(META, BOOK, "id.secret", [("A", "it's $HOME")], 1).decode()
+    text = script.build(META, BOOK, "id.secret", [("A", "it's $HOME")], 1, 30.0).decode()
     lines = text.splitlines()
     assert lines[0] == "#!/bin/sh" and lines[-2] == "module load x"
     assert lines[-1].startswith("exec '/opt/my python/bin/python' -m fsworker attach --root ")
@@ -76,7 +76,7 @@ def test_the_script_stands_alone_in_any_shell_and_hides_nothing_of_the_path(tmp_
     assert words[words.index("--name") + 1] == "slurm-77"
     pairs = dict(zip(words[4::2], words[5::2], strict=False))
     assert (pairs["--parallel"], pairs["--job-slots"], pairs["--shard"]) == ("4", "0", "1")
-    assert (pairs["--grace"], pairs["--max-idle"]) == ("40", "9")
+    assert (pairs["--grace"], pairs["--term-grace"], pairs["--max-idle"]) == ("40", "15", "9")
     assert "id.secret" not in words, "a token must not show in a list of processes"
 
 
@@ -85,7 +85,7 @@ def test_sbatch_is_told_what_was_asked_and_no_more() -> None:
     argv = script.arguments(terms, "r1", "/runs/50%")
     assert {"--partition=fast", "--time=2:00:00", "--gres=gpu:1", "--mem=4G"} <= set(argv)
     assert "--output=/runs/50%%/ctl/slurm-%j.out" in argv
-    assert "--signal=B:TERM@90" in argv and argv[-1] == "--qos=x"
+    assert "--signal=B:USR1@90" in argv and argv[-1] == "--qos=x"
     assert not [word for word in argv if word.startswith("--account")]
 
 
