@@ -3,9 +3,8 @@
 User code never runs in this process, so nothing that it does can stop the loop; and since the
 heartbeat is published by the loop, it stops when the loop does. The ways to end are here too: a
 first TERM or INT drains (what has not begun is given back at once, what runs may finish within the
-grace), a second one, or the end of the wrapper, gives everything back now. A scheduler that ends
-an allocation sends TERM to all of its processes, and KILL after a while: where that may be, a TERM
-gives everything back within the `term_grace`, and the wrapper passes on what it was told by USR1.
+grace), a second one, or the end of the wrapper, gives everything back now. Where a scheduler sends
+TERM to all processes of an allocation, and KILL after a while, a TERM leaves the `term_grace`.
 """
 
 from __future__ import annotations

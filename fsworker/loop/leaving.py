@@ -28,7 +28,8 @@ class Leaving:
     def told(self, signum: int) -> tuple[float | None, bool]:
         """What a signal means: (seconds that running work gets, whether that holds for jobs too).
 
-        None: as many as a drain was given, or the grace.
+        None: as many as a drain was given, or the grace. A wrapper that knows us passes on by USR1
+        what it was told, so that a TERM with a `term_grace` is a scheduler's, who kills next.
         """
         if signum == GENTLE:
             return None, False
