@@ -38,6 +38,7 @@ def main() -> int:
     options = parser(__doc__ or "")
     options.add_argument("--hosts", type=int, default=32, help="how many")
     options.add_argument("--repetitions", type=int, help="default: 7, with --quick 3")
+    options.add_argument("--only", action="append", choices=CONTENDERS, help="default: all")
     args = options.parse_args()
     lacking = missing()
     if lacking:
@@ -47,7 +48,7 @@ def main() -> int:
     found: Figures = defaultdict(lambda: {"first": [], "again": []})
     with tempfile.TemporaryDirectory() as folder, HostRig(Path(folder)) as rig:
         spec = _lay(rig, args.hosts, out)
-        pythons = _environments(out)
+        pythons = _environments(args.only or list(CONTENDERS), out)
         for turn in range(args.repetitions or (3 if args.quick else 7)):
             for name, python in pythons.items():
                 out.say(f"{turn + 1} {name}")
@@ -74,10 +75,10 @@ def _lay(rig: HostRig, count: int, out: Report) -> str:
     return str(path)
 
 
-def _environments(out: Report) -> dict[str, str]:
+def _environments(wanted: list[str], out: Report) -> dict[str, str]:
     """The interpreter of each contender that can be had."""
     found = {}
-    for name in CONTENDERS:
+    for name in wanted:
         try:
             found[name] = python_with(PACKAGES.get(name, ()))
         except RuntimeError as error:
@@ -112,7 +113,7 @@ def _tell(found: Figures, hosts: int, out: Report) -> None:
     head = ("contender", "first, s", "CPU, ms a host", "again, s", "CPU, ms a host ")
     out.table("One command on every host; medians", head, rows)
     out.figures = {name: dict(figures) for name, figures in found.items()}
-    others = [n for n in found if n != OURS]
+    others = [n for n in found if n != OURS] or [BARE]
     fastest = min(others, key=lambda n: median(r[0] for r in found[n]["first"]) or 1e9)
     out.target(
         f"first contact / {fastest}", _ratio(found, OURS, fastest, "first"), at_most=1.25, unit=" x"

@@ -48,7 +48,7 @@ class Entry:
             return _hash_matches(self.hosts, name)
         found = False
         for pattern in self.hosts.lower().split(","):
-            if _fits(pattern.removeprefix("!"), name):
+            if fits(pattern.removeprefix("!"), name):
                 if pattern.startswith("!"):
                     return False
                 found = True
@@ -180,7 +180,8 @@ def _parse_line(line: str, file: str, number: int) -> Entry:
     return Entry(file, number, hosts, kind, key, marker)
 
 
-def _fits(pattern: str, name: str) -> bool:
+def fits(pattern: str, name: str) -> bool:
+    """Whether a pattern of ssh, of which only `*` and `?` are special, means this name."""
     if "*" in pattern or "?" in pattern:
         return _glob(pattern).fullmatch(name) is not None
     return pattern == name

@@ -18,12 +18,13 @@ from typing import Any, ClassVar
 
 import paramiko
 
-from ctl.launchers import sshconfig, sshkeys
+from ctl.launchers import sshkeys
 from ctl.launchers.base import Sink
 from ctl.launchers.connections import ConnectedLauncher, Link
 from ctl.launchers.errors import LaunchError
 from ctl.launchers.hosttrust import known_kinds, require_trust
 from ctl.launchers.script import COMMAND, clean
+from ctl.launchers.sshblocks import SshConfig
 from ctl.launchers.sshconfig import Settings
 from ctl.launchers.sshkeys import Ask, Keyring
 from ctl.launchers.sshsocket import Stream, open_stream
@@ -58,7 +59,7 @@ class SshLauncher(ConnectedLauncher):
             raise UsageError(f"{ssh_config} is not a file: ssh_config must name one")
         if not isinstance(accept_new, bool):
             raise UsageError(f"accept_new must be true or false, not {accept_new!r}")
-        self._config = ssh_config
+        self._config = SshConfig(ssh_config)
         self._accept_new = accept_new
         self._settings: dict[str, Settings] = {}
         self._keyring = Keyring()
@@ -77,7 +78,7 @@ class SshLauncher(ConnectedLauncher):
         self._keyring.unlock(list(self._settings.values()), ask, end)
 
     def _effective(self, host: str) -> Settings:
-        return sshconfig.effective(host, self._config, options=self.terms(host).ssh)
+        return self._config.effective(host, self.terms(host).ssh)
 
     def connect(self, host: str, end: float) -> Link:
         """A new connection to `host`; everything up to its login takes `connect` at most."""

@@ -72,17 +72,24 @@ def effective(
 
     `options` win over both, as those on the command line of ssh do.
     """
-    ssh = _program(os.environ.get("PATH"))
     if host.startswith("-") or not host:
         raise _error(host, f"{host!r} is not a host name")
-    if ssh is None:
+    base = ssh_argv(config)
+    if base is None:
         if config or options:
             what = config or "its ssh options"
             raise _error(host, f"no ssh is installed here, so {what} cannot be read")
         return parse(host, {"hostname": [host]}, ("ssh",))
-    base = (ssh, "-F", config) if config else (ssh,)
     words = [word for k, v in (options or {}).items() for word in ("-o", f"{k}={v}")]
-    return parse(host, _ask_ssh(host, [*base, *words, "-G", "--", host], timeout), base)
+    return parse(host, ask(host, [*base, *words], timeout), base)
+
+
+def ssh_argv(config: str | None) -> tuple[str, ...] | None:
+    """How ssh is called with `config` in place of the user's; None where there is no ssh."""
+    ssh = _program(os.environ.get("PATH"))
+    if ssh is None:
+        return None
+    return (ssh, "-F", config) if config else (ssh,)
 
 
 @lru_cache(maxsize=4)
@@ -91,7 +98,9 @@ def _program(path: str | None) -> str | None:
     return shutil.which("ssh", path=path)
 
 
-def _ask_ssh(host: str, argv: Sequence[str], timeout: float) -> dict[str, list[str]]:
+def ask(host: str, ssh: Sequence[str], timeout: float = 20.0) -> dict[str, list[str]]:
+    """What `ssh -G` says of a host; `ssh` is how it is called. LaunchError."""
+    argv = [*ssh, "-G", "--", host]
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 
 import pytest
 
 from ctl.launchers.errors import LaunchError
+from ctl.launchers.sshblocks import SshConfig
 from ctl.launchers.sshconfig import (
     effective,
     jump_argv,
@@ -162,3 +164,102 @@ def test_public_halves(tmp_path):
     assert public_blob(str(key)) is None
     found = parse("n1", {"identityfile": [str(key), str(tmp_path / "no")]}, ("ssh",))
     assert found.key_files() == [os.fspath(key)]
+
+
+# --- many hosts by few answers of ssh
+
+PLAIN = """
+Include {folder}/more*.conf
+Host n0
+  HostName 127.0.0.9
+  Port 2222
+Host n1 n2
+  User bob
+Host n? !n3
+  HostName %h.cluster
+  ProxyCommand nc %h %p
+Host=gw
+  Port 2200
+Host *
+  Port=2201
+  IdentityFile "/keys/my key"
+  IdentityFile ~/.ssh/%n
+  ConnectTimeout 7
+"""
+NAMES = [f"n{i}" for i in range(6)] + ["gw", "gw.cluster", "m1", "other"]
+
+
+def both(config, file, name):
+    """What is told of a host, by our reading and by ssh: settings, or why not."""
+    answers = []
+    for call in (lambda: config.effective(name), lambda: effective(name, str(file))):
+        try:
+            answers.append(call())
+        except LaunchError as error:
+            answers.append(str(error))
+    return answers
+
+
+@needs_ssh
+def test_most_hosts_need_no_answer_of_their_own(tmp_path):
+    file = tmp_path / "config"
+    file.write_text(PLAIN.format(folder=tmp_path))
+    (tmp_path / "more1.conf").write_text("Host m*\n  HostName 127.1.1.1\n  User eve\n")
+    config = SshConfig(str(file))
+    for name in NAMES:
+        ours, theirs = both(config, file, name)
+        assert ours == theirs and not isinstance(ours, str)
+    assert config.asked == 2, "those of n?, and the others"
+
+    (tmp_path / "more2.conf").write_text("Host n5\n  HostName 127.2.2.2\n")
+    assert config.effective("n5").hostname == "127.2.2.2", "a new file is seen"
+    assert config.asked == 3
+    assert config.effective("n4", {"Port": "1"}).port == 1 and config.asked == 4
+
+
+ODD = [
+    "Match host n1\n  Port 7",
+    "CanonicalizeHostname yes",
+    'Host "n1"\n  Port 7',
+    "Host n1 # not n2\n  Port 7",
+    "Host n1\n  HostName %n.x\n",
+    "UserKnownHostsFile /known/%h",
+    "Host n1\n  Include /dev/null",
+    "Include ~/nowhere",
+]
+
+
+@needs_ssh
+@pytest.mark.parametrize("text", ODD)
+def test_what_is_not_plain_is_asked_of_ssh_for_each_host(tmp_path, text):
+    file = tmp_path / "config"
+    file.write_text(text + "\n")
+    config = SshConfig(str(file))
+    for name in ("n1", "n2", "n3"):
+        ours, theirs = both(config, file, name)
+        assert ours == theirs
+    assert config.asked == 3
+
+
+@needs_ssh
+def test_of_configurations_drawn_by_chance_ssh_says_the_same(tmp_path):
+    draw = random.Random(5)
+    lines = [
+        *("HostName 127.0.0.1", "HostName %h.x", "Port 22", "Port 2022", "User ann", "User bob"),
+        *("ProxyJump gw", "ProxyCommand nc %h %p", "ProxyJump none", "IdentityAgent none"),
+        *("IdentityFile /k/%n-%r", "ConnectTimeout 5", "HostKeyAlias fleet", "AddressFamily inet"),
+    ]
+    patterns = ["n1", "n2 n3", "n?", "* !n1", "*", "gw", "n* !n2 gw", "!n1"]
+    asked = 0
+    for number in range(25):
+        file, text = tmp_path / f"config{number}", draw.sample(lines, draw.randint(0, 2))
+        for _ in range(draw.randint(1, 5)):
+            text.append(f"Host {draw.choice(patterns)}")
+            text += ["  " + one for one in draw.sample(lines, draw.randint(1, 4))]
+        file.write_text("\n".join(text) + "\n")
+        config = SshConfig(str(file))
+        for name in ("n1", "n2", "n3", "n4", "gw"):
+            ours, theirs = both(config, file, name)
+            assert ours == theirs, (name, text)
+        asked += config.asked
+    assert asked < 100, "of 125 questions"
