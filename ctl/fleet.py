@@ -8,6 +8,7 @@ and the others' turns do not wait behind it.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -65,6 +66,45 @@ def fan_out(
         return outcomes
 
 
+class _Threads:
+    """Threads that wait a moment for more work: to start one costs as much as a command over a
+    connection that is kept."""
+
+    LINGER = 1.0
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []
+
+    def lend(self, work: Callable[[], None]) -> None:
+        """Have it done by a thread. RuntimeError when the system has no more of them."""
+        with self._guard:
+            waiting = self._idle.pop() if self._idle else None
+        if waiting is not None:
+            waiting.put(work)
+        else:
+            threading.Thread(target=self._live, args=(work,), name="fan-out", daemon=True).start()
+
+    def _live(self, work: Callable[[], None]) -> None:
+        mine: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        while True:
+            work()
+            del work  # what it holds must not be kept while we wait
+            with self._guard:
+                self._idle.append(mine)
+            try:
+                work = mine.get(timeout=self.LINGER)
+            except queue.Empty:
+                with self._guard:
+                    if mine in self._idle:
+                        self._idle.remove(mine)
+                        return
+                work = mine.get()  # it came just now
+
+
+_threads = _Threads()
+
+
 class _Board(Generic[T]):
     """Who is asked, since when, and what came of it. All under `changed`."""
 
@@ -89,7 +129,7 @@ class _Board(Generic[T]):
         """Have as many threads as there are places and hosts left."""
         while self._threads < self._width and self._next + self._idle() < len(self._names):
             try:
-                threading.Thread(target=self._serve, name="fan-out", daemon=True).start()
+                _threads.lend(self._serve)
             except RuntimeError as error:  # the system has no more threads: those we have will do
                 if self._threads == 0:
                     raise FleetError(f"no thread can be started to ask hosts: {error}") from error
