@@ -15,6 +15,7 @@ import json
 import os
 import random
 import secrets
+import shlex
 import shutil
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the rigs are part of the tests
 
@@ -42,8 +43,19 @@ SETTLING = 300.0
 READ = 1.0
 """Seconds in which an answer is read that was given before an event."""
 
-Row = tuple[str, str, float]
-"""`host` or `shard`, which one, and when it gave an answer."""
+
+class Answer(NamedTuple):
+    """A batch that was answered: its shard, by which life of which host's worker, and when."""
+
+    shard: str
+    host: str
+    life: str
+    at: float
+
+    @classmethod
+    def of(cls, line: str) -> Answer:
+        shard, host, life, at = line.split()
+        return cls(shard, host, life, float(at))
 
 
 @contextmanager
@@ -66,38 +78,52 @@ def ground() -> Iterator[Cluster]:
 
 def play(
     run: Run, events: Events, minutes: float, report: Report
-) -> tuple[dict[str, Any], list[Row]]:
+) -> tuple[dict[str, Any], list[Answer]]:
     """Everything that happens; the sender's summary, and its answers."""
     out = f"/run/chaos-{secrets.token_hex(3)}"
     words = ["-m", "tests.cluster.stream_sender", run.root, out, str(TASK_SECONDS), str(AHEAD)]
-    run.sh(f"setsid {run.python(words)} >{out}.err 2>&1 </dev/null &")
-    run.wait(f"[ -s {out}.log ]", what="the first answer")
+    command = f"{run.python(words)} >{out}.err 2>&1 </dev/null; : >{out}.over"
+    run.sh(f"setsid sh -c {shlex.quote(command)} >/dev/null 2>&1 </dev/null &")
+    run.wait(f"[ -s {out}.log ] || [ -e {out}.over ]", what="the first answer")
     end = time.monotonic() + 60 * minutes
-    while time.monotonic() < end:
+    while time.monotonic() < end and run.sh(f"test -e {out}.over", check=False).returncode:
         event = events.once()
         report.say(f"{event.what} {event.host}, over after {_uptime(run) - event.at:.0f} s")
         events.rest()
     report.say("all is put right")
     run.wait_ready(SETTLING)
     run.sh(f": >{out}.end")
-    run.wait(f"[ -e {out} ]", SETTLING, "all answers")
-    log = [line.split() for line in run.sh(f"cat {out}.log").stdout.splitlines()]
-    return json.loads(run.sh(f"cat {out}").stdout), [(w, who, float(at)) for w, who, at in log]
+    run.wait(f"[ -e {out}.over ]", SETTLING, "all answers")
+    error = run.sh(f"cat {out}.err").stdout
+    assert run.sh(f"test -e {out}", check=False).returncode == 0, f"the sender failed: {error}"
+    answers = list(map(Answer.of, run.sh(f"cat {out}.log").stdout.splitlines()))
+    return json.loads(run.sh(f"cat {out}").stdout), answers
 
 
 def _uptime(run: Run) -> float:
     return float(run.sh("cat /proc/uptime").stdout.split()[0])
 
 
-def next_after(event: Event, what: str, who: str, log: Sequence[Row]) -> float | None:
-    """Seconds from an event to the next answer of a host or a shard; None where none came."""
-    later = (at for kind, name, at in log if (kind, name) == (what, who) and at > event.at + READ)
+def seconds_to(event: Event, answers: Sequence[Answer], **wanted: str) -> float | None:
+    """From an event to the first answer with these fields; None where none came.
+
+    Where it ended a worker, what that one had answered may still be read, and does not count.
+    """
+    mine = {a.life for a in answers if a.host == event.host and a.at <= event.at}
+    ended = mine if event.what in ENDS_LIFE else set()
+    later = (
+        answer.at
+        for answer in answers
+        if answer.at > event.at + READ
+        and answer.life not in ended
+        and wanted.items() <= answer._asdict().items()
+    )
     first = min(later, default=None)
     return None if first is None else first - event.at
 
 
 def tell_recovery(
-    run: Run, events: Sequence[Event], log: Sequence[Row], report: Report
+    run: Run, events: Sequence[Event], answers: Sequence[Answer], report: Report
 ) -> dict[str, list[float]]:
     """The table of how long answers were missing; by event, the seconds to the shard's next one."""
     manifest = json.loads(run.sh(f"cat {run.root}/manifest.json").stdout)
@@ -105,10 +131,9 @@ def tell_recovery(
     rows, shards = [], {}
     for what in sorted({event.what for event in events if event.host in homes}):
         mine = [event for event in events if event.what == what and event.host in homes]
-        hosts = [s for e in mine if (s := next_after(e, "host", e.host, log)) is not None]
-        shards[what] = [
-            s for e in mine if (s := next_after(e, "shard", homes[e.host], log)) is not None
-        ]
+        by_host = [seconds_to(e, answers, host=e.host) for e in mine]
+        by_shard = [seconds_to(e, answers, shard=homes[e.host]) for e in mine]
+        hosts, shards[what] = ([s for s in row if s is not None] for row in (by_host, by_shard))
         figures = [f(seconds) for seconds in (hosts, shards[what]) for f in (median, _most)]
         rows.append((what, len(mine), *figures))
     head = ("", "times", "host: median", "most", "its shard: median", "most")
@@ -121,10 +146,14 @@ def _most(seconds: Sequence[float]) -> float | None:
 
 
 def judge(
-    run: Run, events: Sequence[Event], told: dict[str, Any], log: Sequence[Row], report: Report
+    run: Run,
+    events: Sequence[Event],
+    told: dict[str, Any],
+    answers: Sequence[Answer],
+    report: Report,
 ) -> None:
     limit = float(WATCH["FLEET_WATCH_STALE"])
-    shards = tell_recovery(run, events, log, report)
+    shards = tell_recovery(run, events, answers, report)
     ended = Counter(event.host for event in events if event.what in ENDS_LIFE)
     restarts = Counter(run.restarts(well=True))
     innocent = sum((restarts - ended).values())
@@ -166,8 +195,8 @@ def main() -> int:
         events = Events(run, random.Random(args.seed), QUICK if args.quick else LONG)
         try:
             run.start("--watch", **WATCH)
-            told, log = play(run, events, minutes, report)
-            judge(run, events.past, told, log, report)
+            told, answers = play(run, events, minutes, report)
+            judge(run, events.past, told, answers, report)
         finally:
             events.put_right()
             run.close()

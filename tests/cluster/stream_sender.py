@@ -3,8 +3,9 @@
     python -m tests.cluster.stream_sender ROOT OUT SECONDS AHEAD
 
 It keeps AHEAD tasks of SECONDS each on their way until `OUT.end` exists; then it waits for all, and
-writes its summary to `OUT`. Each answer is noted in `OUT.log`: `host NAME AT` for a task and `shard
-NUMBER AT` for a batch, where AT is the seconds since the head booted, which nobody can set.
+writes its summary to `OUT`. Each batch that is answered is noted in `OUT.log`: its shard, the host
+and the life of the worker that executed it, and the seconds since the head booted, which nobody can
+set.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from fsworker.client.delivery import Delivered, Delivery
 from fsworker.client.submitter import Submitter
 from fsworker.protocol.layout import Token
 
-WHERE = "tests.cluster.functions:where"
+DOUBLE = "tests.cluster.functions:double"
 
 
 class Noted:
-    """The answers, and a line of each."""
+    """The answers, and a line of each batch."""
 
     def __init__(self, log: str, ahead: int) -> None:
         self.room = threading.Semaphore(ahead)
@@ -37,23 +38,22 @@ class Noted:
 
     def take(self, index: int, future: Future[Any]) -> None:
         error = future.exception()
-        if error is None and future.result()[0] == 2 * index:
+        if error is None and future.result() == 2 * index:
             self.right[index] += 1
-            self.line("host", future.result()[1])
         else:
             self.wrong.append(f"{index}: {error or future.result()!r}")
         self.room.release()
 
-    def line(self, what: str, who: object) -> None:
+    def line(self, *words: object) -> None:
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self._log.write(f"{what} {who} {at:.2f}\n")
+        self._log.write(f"{' '.join(map(str, words))} {at:.2f}\n")
 
     def close(self) -> None:
         self._log.close()
 
 
-def note_shards(noted: Noted) -> None:
-    """Note the shard of each batch that has come back, which a client tells nobody."""
+def note_batches(noted: Noted) -> None:
+    """Note each batch that has come back, of which a client tells nobody."""
     shards: dict[str, int] = {}
     enqueue, forget = Submitter.enqueue, Delivery.forget
 
@@ -62,8 +62,9 @@ def note_shards(noted: Noted) -> None:
         enqueue(self, token)
 
     def kept(self: Delivery, delivered: Delivered) -> None:
-        if delivered.final and delivered.batch in shards:
-            noted.line("shard", shards.pop(delivered.batch))
+        if delivered.outcome is not None and delivered.batch in shards:
+            shard, host = shards.pop(delivered.batch), delivered.meta.get("host")
+            noted.line(shard, host, delivered.outcome.incarnation)
         forget(self, delivered)
 
     Submitter.enqueue, Delivery.forget = sent, kept  # type: ignore[method-assign]
@@ -72,12 +73,12 @@ def note_shards(noted: Noted) -> None:
 def main() -> int:
     root, out, seconds, ahead = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
     noted, sent = Noted(f"{out}.log", ahead), 0
-    note_shards(noted)
+    note_batches(noted)
     with Client(root, no_worker_timeout=None) as client:
         while not os.path.exists(f"{out}.end"):  # on the head's own disk
             if not noted.room.acquire(timeout=1.0):
                 continue
-            future = client.submit(WHERE, sent, seconds)
+            future = client.submit(DOUBLE, sent, seconds)
             future.add_done_callback(lambda f, i=sent: noted.take(i, f))
             sent += 1
     noted.close()
