@@ -113,7 +113,8 @@ class Models:
     def blocks(self, rows: Rows) -> list[Block]:
         """The blocks of a piece in order; of all pieces with the same `shape`."""
         found, reader = [], self._reader
-        for part in blocks(rows.models.shape[1], rows.models.shape[0]):
+        count, length = rows.models.shape
+        for part in blocks(length, count, rows.models.dtype.itemsize):
             wide, copies = reader.widened("models", rows.models[:, part])
             base = None
             if rows.base is not None:

@@ -19,10 +19,12 @@ CHUNK = 4 << 20
 SMALLEST = 64 << 10
 """Bytes of one input that are read at least, however many inputs there are."""
 
-BLOCK = 1 << 16
-"""Elements of all models together that a rule is applied to at once: half a MiB as float64."""
+BLOCK = 256 << 10
+"""Bytes of all models together, as they were read, that a rule is applied to at once: with the half
+or whole MiB that they are as float64 they fit into a second-level cache."""
 
 LEAST_BLOCK = 4096
+"""Elements of one model that a block has at least, so that calls do not cost more than numbers."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def pieces(
             yield Piece(key, start, min(start + step, count), action)
 
 
-def blocks(count: int, models: int) -> Iterator[slice]:
+def blocks(count: int, models: int, itemsize: int) -> Iterator[slice]:
     """The blocks of a piece of `count` elements, for that many models."""
-    step = max(BLOCK // models, LEAST_BLOCK)
+    step = max(BLOCK // (models * itemsize), LEAST_BLOCK)
     return (slice(a, min(a + step, count)) for a in range(0, count, step))
