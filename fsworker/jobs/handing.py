@@ -164,10 +164,13 @@ def is_uploaded(store: Store, group: str, episode: int, job: str) -> bool:
 
 
 def global_weights(store: Store, group: str, episode: int) -> Weights | None:
-    """The verified global model that an episode starts from; None while there is none."""
+    """The verified global model that an episode starts from; None where there is none, or no more."""
     found = federation.read_global(store, group, episode)
     if found is None:
         return None
+    there = set(federation.names(store, found.folder))
+    if not any(file.name.partition("/")[0] in there for file in found.merge.files):
+        return None  # retired: its record alone stays
     artifacts.verify_files(store, found.folder, found.merge.files, full=True)
     path = store.path(f"{found.folder}/{top_of(found.merge.files)}")
     return Weights(path, found.merge.digest)

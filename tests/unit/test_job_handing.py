@@ -16,7 +16,7 @@ from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout.jobs import Attempt
 from fsworker.protocol.records.artifact import Done
 from fsworker.protocol.records.job import Job
-from fsworker.protocol.records.round import Group
+from fsworker.protocol.records.round import Group, Merge
 
 pytestmark = pytest.mark.unit
 
@@ -105,6 +105,21 @@ def test_an_upload_is_a_verified_copy(store: Store) -> None:
     with pytest.raises(Damaged, match="other content"):
         handing.upload(store, "g", 2, "j")
     assert not handing.is_uploaded(store, "g", 2, "j")
+    assert handing.global_weights(store, "g", 2) is None
+
+
+def test_a_model_that_was_retired_is_there_no_more(store: Store) -> None:
+    federation.create_group(store, Group("g", 2))
+    folder = layout.groups.global_dir("g", 2)
+    prepared = artifacts.prepare(store, folder)
+    store.put(f"{prepared}/global_weights.json", b"{}")
+    files = artifacts.digest_files(store, prepared)
+    merge = Merge("g", 1, "fedavg", files, artifacts.tree_digest(files))
+    store.put(f"{prepared}/merge.json", merge.to_json())
+    artifacts.publish(store, prepared, folder)
+    found = handing.global_weights(store, "g", 2)
+    assert found is not None and found.base == merge.digest
+    store.remove(f"{folder}/global_weights.json")  # its record stays, for the chain
     assert handing.global_weights(store, "g", 2) is None
 
 
