@@ -164,7 +164,7 @@ def is_uploaded(store: Store, group: str, episode: int, job: str) -> bool:
 
 
 def global_weights(store: Store, group: str, episode: int) -> Weights | None:
-    """The verified global model that an episode starts from; None where there is none, or no more."""
+    """The verified global model that an episode starts from; None while or since there is none."""
     found = federation.read_global(store, group, episode)
     if found is None:
         return None
