@@ -122,6 +122,15 @@ def test_a_python_without_packages_runs_it(file: Path, bundle: Bundle) -> None:
     ], done.stderr  # fmt: skip
 
 
+def test_what_a_host_has_installed_is_not_covered_up(file: Path) -> None:
+    code = f"import sys; sys.path.insert(0, {str(file)!r}); import fsworker, click, msgpack, os;"
+    code += "print(os.path.dirname(click.__file__), msgpack.Packer.__module__, fsworker.BUNDLE)"
+    done = run(sys.executable, "-c", code)
+    click, packer, own = done.stdout.strip().split(" ", 2)
+    assert click.endswith("site-packages/click") and packer == "msgpack._cmsgpack", done.stderr
+    assert own == str(file)
+
+
 def test_a_relative_path_and_the_current_folder_are_as_with_an_installed_one(file: Path) -> None:
     (file.parent / "mine.py").write_text("def f(): pass\n")
     for name, code in (("mine:f", 0), ("mine:g", 1), ("not_there:f", 1)):
