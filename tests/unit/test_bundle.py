@@ -250,7 +250,7 @@ def test_hosts_are_asked_from_the_bundle_and_so_are_jobs_of_slurm(tmp_path: Path
     text = script.build({"marker": "m"}, python="python3", bundle="/a b/x.pyz").decode()
     assert "exec python3 '/a b/x.pyz' -m fsworker.hostside " in text
     meta = replace(plan(tmp_path, bundle=True), python="python3")
-    job = slurm_script.build(meta, Book(1, Terms()), "id.secret", [], 0).decode()
+    job = slurm_script.build(meta, Book(1, Terms()), "id.secret", [], 0, 30.0).decode()
     assert f"exec python3 /r/run/{meta.bundle} attach --root /r/run " in job
 
 
