@@ -119,7 +119,9 @@ def _judge(outcome: Outcome[Stopped], report: Report, beating: frozenset[str]) -
     report.problems += [f"warning: host {host}: {render.clean(w)}" for w in answer.warnings]
     left = [p for p in answer.left if p.state not in PROVABLY_DEAD]
     if left:
-        names = ", ".join(f"{p.role or 'process'} {p.pid} ({p.state})" for p in left)
+        pids = (f" {p.pid}" if p.pid else "" for p in left)
+        named = zip(left, pids, strict=True)
+        names = ", ".join(f"{p.role or 'process'}{pid} ({p.state})" for p, pid in named)
         report.failed.append(host)
         report.problems.append(f"host {host}: still there after the grace: {names}")
     else:

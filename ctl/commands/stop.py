@@ -59,7 +59,8 @@ def stop_run(
             session.note(sentence)
     jobs = meta.launcher == "slurm"
     if jobs:
-        running.before_stop(run)
+        run = running.before_stop(run)
+        meta = run.everybody or meta
     enforce = meta.launcher != "local" or len(session.allowed) > 0
     hosts, strange = stopping.allowed_or_not(meta, run.hosts, session.allowed.names, enforce)
     unwritten = stopping.try_intents(run.store, meta, strange)

@@ -11,9 +11,9 @@ from ctl.slurm import queue, script
 from ctl.slurm.queue import Row
 from ctl.slurm.terms import BOOK, Book, Job
 from fsworker.errors import FleetError
-from fsworker.protocol import layout
+from fsworker.protocol import layout, ledger
 from fsworker.protocol.fsops import Store, storage_error
-from fsworker.protocol.layout.members import TOKENS, token_path
+from fsworker.protocol.layout.members import TOKENS, member_path, token_path
 from fsworker.protocol.records.hostterms import HostTerms
 from fsworker.protocol.records.member import JoinToken, digest, new_token
 from fsworker.protocol.records.run import LaunchMeta
@@ -108,9 +108,28 @@ def shut_out(store: Store, jobs: Iterable[Job]) -> None:
         store.remove_quietly(token_path(job.token))
 
 
+def bury(store: Store, seen: View) -> None:
+    """End the membership of workers whose jobs are over, and return what they held.
+
+    Slurm says that nothing of them lives; it does not say that a task was to blame.
+    """
+    over = {job.member for job in seen.book.jobs if seen.rows[job.id].over}
+    try:
+        for owner in filter(None, map(layout.parse_owner, store.scan(layout.CLAIMS))):
+            if owner.host in over:
+                store.run(ledger.reclaim(owner, died=False))
+    except OSError as error:
+        raise storage_error(error, "use", store.path(layout.CLAIMS)) from None
+    for member in over:
+        store.remove_quietly(member_path(member))
+        store.remove_quietly(layout.status_path(member))
+
+
 def tidy(store: Store, seen: View) -> Book:
-    """Forget jobs that have ended, and their tokens; the book without them."""
+    """Forget jobs that have ended, their members and their tokens; the book without them."""
     over = [job for job in seen.book.jobs if seen.rows[job.id].over]
+    if over:
+        bury(store, seen)
     shut_out(store, over)
     book = replace(seen.book, jobs=tuple(j for j in seen.book.jobs if j not in over))
     if over:

@@ -56,11 +56,16 @@ def await_members(root: str, book: Book, timeout: float, say: Callable[[str], No
     return ready
 
 
-def before_stop(run: Run) -> None:
-    """Cancel what has not begun: it would join a run that is over."""
+def before_stop(run: Run) -> Run:
+    """Cancel what has not begun, since it would join a run that is over; the run without those
+    whose jobs have ended, for whom nobody has to wait."""
     book = fleet.read(run.store)
-    if book is not None:
-        fleet.cancel(run.store, fleet.view(book).waiting, pending=True)
+    if book is None:
+        return run
+    seen = fleet.view(book)
+    fleet.cancel(run.store, seen.waiting, pending=True)
+    fleet.bury(run.store, seen)
+    return roots.open_run(run.root, run.source)
 
 
 def after_stop(run: Run) -> int:

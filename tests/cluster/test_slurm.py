@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from fsworker import Client
-from tests.rigs import slurm
+from tests.cluster.kinds import Kinds
+from tests.rigs import hosts, slurm
+from tests.rigs.hosts import HostRig
 from tests.rigs.slurm import Slurm
 from tests.support.ctlrun import Ctl, json_lines
 from tests.support.jobs import COMMAND
@@ -238,3 +240,22 @@ def test_without_slurm_it_is_said(ctl: Ctl, tmp_path: Path) -> None:
     argv = ["--root", str(ctl.runs / "run"), "--fn", WHO, "--launcher", "slurm", "--nodes", "2"]
     failed = ctl("start", *argv, **path)
     assert failed.returncode == 2 and "needs sbatch on PATH" in failed.stderr
+
+
+def test_one_run_has_members_of_all_kinds(site: Slurm, tmp_path: Path) -> None:
+    """Each is killed in its own way; the full size is `bench/kinds.py`."""
+    hosts.require()
+    with HostRig(tmp_path) as rig:
+        kinds = Kinds(tmp_path, site, rig, print)
+        try:
+            kinds.up()
+            with Client(str(kinds.root), no_worker_timeout=120) as client:
+                futures = kinds.send(client, 2000, 0.01)
+                wait_until(lambda: len(kinds.answers) > 100, 60, "the first answers")
+                kinds.kill_at_once()
+                for future in futures:
+                    future.result(timeout=200)
+            assert kinds.wrong(2000) == []
+            kinds.down()
+        finally:
+            kinds.close()

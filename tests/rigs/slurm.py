@@ -169,6 +169,7 @@ class Slurm:
             "KillWait=5",
             "PreemptType=preempt/partition_prio",
             "PreemptMode=REQUEUE",
+            "GresTypes=gpu",
             "MinJobAge=300",
             "MpiDefault=none",
             "SwitchType=switch/none",
@@ -182,11 +183,13 @@ class Slurm:
         for number, port in enumerate(ports[1:], 1):
             lines.append(
                 f"NodeName=n{number} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} "
-                f"CPUs={self._cpus} RealMemory=2000"
+                f"CPUs={self._cpus} RealMemory=2000 Gres=gpu:2"
             )
         for partition in PARTITIONS:
             lines.append(f"{partition} Nodes=n[1-{self.nodes}] State=UP MaxTime=60")
         (self.folder / "state").mkdir()
+        # Any device files will do: nobody opens them.
+        (self.folder / "gres.conf").write_text("Name=gpu File=/dev/null,/dev/zero\n")
         self.conf.write_text("\n".join(lines) + "\n")
 
     def _start(self, name: str, *argv: str, user: str | None = None) -> None:

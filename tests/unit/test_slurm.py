@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from ctl.slurm.terms import Book, Job, Terms
 from fsworker.protocol import layout, segment
 from fsworker.protocol.layout import Token
 from fsworker.protocol.records.needs import Needs, Offer
+from fsworker.protocol import layout, membership
+from fsworker.protocol.layout import Token
+from fsworker.protocol.layout.members import member_path
+from fsworker.protocol.records.member import Member
 from fsworker.protocol.records.run import LaunchMeta, WorkerSpec
 from fsworker.protocol.segment import Segment
 from tests.support.runs import make_run
@@ -55,6 +60,7 @@ META = LaunchMeta(
     "/runs/my 'run' 50%", "r1", (WorkerSpec("n1", 0),), 2, "m.f",
     python="/opt/my python/bin/python", pythonpath=("/a b",), setup=("module load x",),
 )  # fmt: skip
+LIFE = "c0ffee000001"
 BOOK = Book(3, Terms(grace=50, max_idle=9.0), parallel=4, job_slots=0)
 
 
@@ -120,6 +126,23 @@ def test_jobs_beside_what_slurm_says_of_them() -> None:
         "job": "2", "member": "slurm-2", "state": "PENDING", "node": "", "reason": "Priority",
     }  # fmt: skip
     assert Row("4", "GONE").over and not Row("5", "COMPLETING").over
+
+
+def test_workers_of_jobs_that_are_over_are_members_no_more(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    (tmp_path / "inbox" / "0").mkdir()
+    token = Token(layout.batch_id("s", LIFE, 0), 0, 1)
+    for host in ("slurm-1", "slurm-2"):
+        run.store.publish(member_path(host), Member(host, 1, 0).to_json())
+        owner = layout.Owner(host, LIFE)
+        run.store.mkdir(owner.folder)
+        run.store.put(layout.claim_path(owner, token), b"")
+    book = Book(2, Terms(), (Job("1", "a"), Job("2", "b")))
+    rows = {"1": Row("1", "PREEMPTED"), "2": Row("2", "COMPLETING")}
+    fleet.bury(run.store, View(book, rows))
+    assert [member.host for member in membership.read_members(run.store)] == ["slurm-2"]
+    (name,) = os.listdir(tmp_path / "inbox" / "0")
+    assert layout.parse_inbox_name(0, name) == token, "with no death"
 
 
 def test_a_book_survives_its_file(tmp_path: Path) -> None:
