@@ -14,13 +14,11 @@ from ctl.slurm import backlog, fleet, queue, script, sizing
 from ctl.slurm.fleet import View
 from ctl.slurm.queue import Row
 from ctl.slurm.terms import Book, Job, Terms
-from fsworker.protocol import layout, segment
-from fsworker.protocol.layout import Token
-from fsworker.protocol.records.needs import Needs, Offer
-from fsworker.protocol import layout, membership
+from fsworker.protocol import layout, membership, segment
 from fsworker.protocol.layout import Token
 from fsworker.protocol.layout.members import member_path
 from fsworker.protocol.records.member import Member
+from fsworker.protocol.records.needs import Needs, Offer
 from fsworker.protocol.records.run import LaunchMeta, WorkerSpec
 from fsworker.protocol.segment import Segment
 from tests.support.runs import make_run
