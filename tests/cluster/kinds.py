@@ -169,10 +169,15 @@ class Kinds:
         # Slurm starts it at once, and drains the node where the job is still ending.
         wait_until(lambda: gone(before["pid"]), 60, "the end of its worker")
         wait_until(lambda: site.run("squeue", "-h", "-w", node) == "", 60, "an empty node")
-        # It may have come back by itself, when it was heard of.
-        site.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
-        site.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        wait_until(lambda: self._resumed(node, job), 120, "the job on its node again")
         self._again("slurm-a", before)
+
+    def _resumed(self, node: str, job: str) -> bool:
+        """Have a node back, which may have come by itself when it was heard of, and its job."""
+        for what in ((f"NodeName={node}", "State=RESUME"), (f"JobId={job}", "StartTime=now")):
+            self.site.run("scontrol", "update", *what, check=False)
+        time.sleep(1.0)
+        return self._state(job) == "RUNNING"
 
     def _kill_job(self) -> None:
         job, before = self.jobs[1], self.fleet.beat("slurm-b")
