@@ -29,7 +29,7 @@ WATCH = {
     "FLEET_WATCH_STALE": "15",
     "FLEET_RESTART_COOLDOWN": "2",
     "FLEET_FENCE_AFTER": "10",
-    "FLEET_CONNECT_TIMEOUT": "10",
+    "FLEET_CONNECT_TIMEOUT": "15",
 }
 """A watcher that is quick to suspect, and slower than a machine whose processor is emulated."""
 

@@ -94,7 +94,8 @@ def runs(cluster: Cluster) -> Iterator[Runs]:
     """A run with a watcher on each mount."""
     made = {kind: Run(cluster, kind, mount) for kind, mount in MOUNTS.items()}
     try:
-        each(made, lambda kind: made[kind].start("--watch", **WATCH))
+        for run in made.values():  # one after the other: keys are exchanged slowly over there
+            run.start("--watch", **WATCH)
         yield made
         each(made, lambda kind: made[kind].stop())
     finally:
