@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from ctl.ages import WatchClock
 from ctl.journal import Journal
@@ -25,6 +26,10 @@ LATE = 5.0
 
 GONE_FOR = 60.0
 """Seconds for which a run must be gone to be believed gone: a mount may come back."""
+
+
+RECOVERY = 0.5
+"""Seconds between two looks whether an answer that is owed has come."""
 
 
 class Lookout:
@@ -55,6 +60,21 @@ class Lookout:
         self._locked = self._io.generation
         if warning:
             self._journal.say(f"note: {warning}")
+
+    def insist(self, ask: Callable[[], None], over: Callable[[], bool]) -> bool:
+        """Ask until the root answers, however long that takes; False when it is `over` first."""
+        told = False
+        while not over():
+            try:
+                ask()
+                return True
+            except Late as error:
+                if not told:
+                    log.warning("%s: it is waited for", error)
+                told = True
+                while not self._io.recover(RECOVERY) and not over():
+                    time.sleep(RECOVERY)
+        return False
 
     def look(self) -> Report | None:
         """What lies on the root now; None while the storage is suspected.

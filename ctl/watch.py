@@ -41,8 +41,7 @@ ROUNDS = 8
 ONCE_LIMIT = 600.0
 LEAVE_PATIENCE = 6.0
 ENTER_PATIENCE = 30.0
-"""Seconds for each first answer: one that is late now has no ages to spoil, and a busy login node
-takes seconds for a new process."""
+"""Seconds for each first answer: it has no ages to spoil, and a busy login node is slow."""
 UNKNOWN = 4
 
 
@@ -85,11 +84,11 @@ class Watcher:
     def run(self) -> int:
         """Watch until told to end. Raises Busy, and NotRunning once the run is gone."""
         self._alarm.catch_signals()
-        self._enter()
         pid = os.getpid()
         me = identify(pid, Place.here(os.uname().nodename))
         identity = json.dumps(asdict(me)) if me else ""
-        self._io.call("appear", ENTER_PATIENCE, pid=pid, identity=identity)
+        if not self._lookout.insist(lambda: self._enter(pid, identity), self._done):
+            return 0
         self._journal.say(f"watching {self._io.root} pid={pid}", "watching", pid=pid)
         self._manager.ready()
         try:
@@ -140,10 +139,12 @@ class Watcher:
         self._ended = self._ended or self._alarm.told
         return bool(self._ended)
 
-    def _enter(self) -> None:
-        """Take the lock, and read what the last watcher knew."""
+    def _enter(self, pid: int = 0, identity: str = "") -> None:
+        """Take the lock, and read what the last watcher knew; say who it is now, if it stays."""
         self._lookout.lock(ENTER_PATIENCE)
         self._saved_text = self._io.call("memory", ENTER_PATIENCE)
+        if pid:
+            self._io.call("appear", ENTER_PATIENCE, pid=pid, identity=identity)
 
     def _turn(self, *, single: bool = False) -> Decision | None:
         """One sweep. None when nothing could be decided."""

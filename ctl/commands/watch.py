@@ -70,7 +70,7 @@ def command(
             f"--heartbeat-stale must be at least {LEAST_STALE:g} s: workers beat each 2 s"
         )
     manager = Manager()  # first: no process that we start may speak in our name
-    io, run = _open(session, root)
+    io, run = _open(session, root, once)
     limits = Limits(
         stale=stale,
         ready=run.need_meta().ready_timeout,
@@ -88,14 +88,14 @@ def command(
         watcher.close()
 
 
-def _open(session: Session, root: str | None) -> tuple[RootIO, roots.Run]:
+def _open(session: Session, root: str | None, once: bool) -> tuple[RootIO, roots.Run]:
     """The run, and the process through which it is watched."""
     from ctl.rootio import RootIO
 
     named, source = roots.find_root(root, session.config)
     io = RootIO(named)
     try:
-        _check_answers(io)
+        _check_answers(io, once)
         run = roots.open_run(named, source)
         _check_allowed(session, run.need_meta())
     except BaseException:
@@ -104,19 +104,26 @@ def _open(session: Session, root: str | None) -> tuple[RootIO, roots.Run]:
     return io, run
 
 
-def _check_answers(io: RootIO) -> None:
-    """Raise UnknownState when the root hangs, before this process touches it and hangs as well.
+def _check_answers(io: RootIO, once: bool) -> None:
+    """Wait until the root answers, before this process touches it and hangs as well.
 
-    From cron, a new process would hang every minute.
+    Raises UnknownState with `once`: from cron, a new process would hang every minute.
     """
+    from ctl.journal import Journal
+    from ctl.lookout import Lookout
     from ctl.rootio import Late
 
-    try:
-        io.call("memory", ANSWER_WITHIN)
-    except Late as error:
-        raise UnknownState(str(error), path=io.root) from error
-    except FleetError:
-        pass  # there is an answer; opening the run says it better
+    def ask() -> None:
+        try:
+            io.call("memory", ANSWER_WITHIN)
+        except Late as error:
+            if once:
+                raise UnknownState(str(error), path=io.root) from error
+            raise
+        except FleetError:
+            pass  # there is an answer; opening the run says it better
+
+    Lookout(io, Journal(), 1.0).insist(ask, lambda: False)
 
 
 def _stderr_is(path: str) -> bool:
