@@ -29,6 +29,8 @@ def command(session: Session, root: str | None, output: str | None, as_json: boo
 
     if output is not None and root is not None:
         raise UsageError("-o and --root both say where to write: give one of them")
+    if output == "-":
+        raise UsageError("-o - is no file: a bundle is not written to stdout, name a file")
     bundle = onroot.of_this_release()
     if output is not None:
         path, written = os.path.abspath(output), True
@@ -46,10 +48,12 @@ def command(session: Session, root: str | None, output: str | None, as_json: boo
 
 
 def _write(path: str, data: bytes) -> None:
-    """A whole new file in the place of what is there: a worker may run from that."""
+    """A whole new file in the place of the one that is there: a worker may run from that."""
     folder, name = os.path.split(path)
     if os.path.isdir(path) or not os.path.isdir(folder):
         raise UsageError(f"-o {path}: name a file in a folder that is there", path=path)
+    if os.path.exists(path) and not os.path.isfile(path):  # /dev/null would be replaced
+        raise UsageError(f"-o {path} is no regular file: name another", path=path)
     try:
         Store(folder).publish(name, data)
         os.chmod(path, 0o755)  # noqa: S103  # a program, for whoever may reach its folder

@@ -9,7 +9,7 @@ import click
 from ctl import roots, sdunits
 from ctl.params import root_option
 from ctl.session import Session
-from fsworker.errors import Refused, StorageError
+from fsworker.errors import Refused, StorageError, UsageError
 
 services = click.argument(
     "services", nargs=-1, type=click.Choice(sdunits.SERVICES), metavar="[watch|aggregator]…"
@@ -83,6 +83,10 @@ def _places(user: bool, folder: str | None) -> tuple[str, str]:
 
 
 def _check(path: str, text: str, force: bool) -> None:
+    if os.path.exists(path) and not os.path.isfile(path):
+        # To read a pipe waits, and what is written to a device is gone; a masked unit is a link
+        # to /dev/null.
+        raise UsageError(f"{path} is there and is no regular file: remove it first", path=path)
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             there = file.read()

@@ -337,6 +337,9 @@ def test_status_says_which_one_each_worker_runs_from(tmp_path: Path) -> None:
         (("-o", "x", "--root", "y"), 2, "give one of them"),
         (("-o", "not/there/x"), 2, "name a file in a folder that is there"),
         (("-o", "."), 2, "name a file in a folder that is there"),
+        (("-o", "pipe"), 2, "/pipe is no regular file"),
+        (("-o", "link"), 2, "/link is no regular file"),
+        (("-o", "-"), 2, "-o - is no file"),
         (("--root", "not-there"), 3, "not-there"),
     ],
 )
@@ -349,5 +352,8 @@ def test_bundle_says_what_is_wrong(
     words: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")  # stands for /dev/null, which must never be replaced
+    os.symlink("pipe", "link")
     assert main(["bundle", *args]) == code
     assert words in capsys.readouterr().err
+    assert sorted(os.listdir()) == ["link", "pipe"] and Path("pipe").is_fifo()

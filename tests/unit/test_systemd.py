@@ -120,6 +120,13 @@ def test_install_writes_the_units_and_says_what_to_type(
     assert install("watch", "--force", root=run.root, home=tmp_path) == 0
     assert unit.read_text() == sdunits.text("watch")
 
+    # A masked unit links to a device; a pipe stands for it here.
+    unit.unlink()
+    os.mkfifo(tmp_path / "device")
+    unit.symlink_to(tmp_path / "device")
+    assert install("watch", "--force", root=run.root, home=tmp_path) == 2
+    assert "is no regular file" in capsys.readouterr().err and unit.is_symlink()
+
 
 def test_install_without_a_run_or_a_place_to_write(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
