@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ctl.roots import Run, unknown
-from fsworker.errors import FormatError, NotOffered
+from fsworker.errors import FormatError, NotOffered, UsageError
 from fsworker.protocol import offers, segment
 from fsworker.protocol.offers import Provider
-from fsworker.protocol.records.needs import Needs, of_meta
+from fsworker.protocol.records.needs import Needs, of_meta, parse_needs
 
 ADVICE = "--wait-for-workers waits for one"
+
+
+def asked(words: Iterable[str]) -> Needs:
+    """What the words of `--need` say together; UsageError where each is well and all are not."""
+    try:
+        return parse_needs(words)
+    except ValueError as error:
+        raise UsageError(f"--need: {error}") from None
 
 
 def providers(run: Run) -> list[Provider]:

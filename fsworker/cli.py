@@ -12,17 +12,21 @@ import click
 
 from fsworker import bundled
 from fsworker.errors import FleetError, UsageError
+from fsworker.protocol.records.needs import MOST_COUNT, labels_of
 from fsworker.protocol.records.run import LOG_LEVELS, MOST_SLOTS
-from fsworker.protocol.records.slots import MOST_COROUTINES, SlotTerms, gpus, size
+from fsworker.protocol.records.slots import MOST_COROUTINES, MOST_MEMORY, SlotTerms, gpus, size
 
 if TYPE_CHECKING:
     from fsworker.loop.options import Options
+
+_CPUS = click.IntRange(0, MOST_COUNT)
+_RAM_MB = click.IntRange(0, (MOST_MEMORY >> 20) - 1)
 
 
 def _read(read: Callable[[object], Any]) -> Callable[..., Any]:
     """A callback that reads an option by a function that raises ValueError with a sentence."""
 
-    def convert(_: click.Context, param: click.Parameter, value: str | None) -> Any:
+    def convert(_: click.Context, param: click.Parameter, value: object) -> Any:
         try:
             return None if value is None else read(value)
         except ValueError as error:
@@ -64,9 +68,15 @@ def cli() -> None:
     default=1,
     help="Coroutines that a slot runs at once.",
 )
-@click.option("--label", "labels", multiple=True, help="What this host offers; several times.")
-@click.option("--cpus", type=click.IntRange(0), default=0, help="What to say of cpus [detect].")
-@click.option("--ram-mb", type=click.IntRange(0), default=0, help="Likewise of memory [detect].")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    callback=_read(labels_of),
+    help="What this host offers; several times.",
+)
+@click.option("--cpus", type=_CPUS, default=0, help="What to say of cpus [detect].")
+@click.option("--ram-mb", type=_RAM_MB, default=0, help="Likewise of memory [detect].")
 @click.option("--max-idle", type=click.FloatRange(0), default=0.0, help="Seconds; 0: never ends.")
 @click.option("--once", "--run-once", is_flag=True, help="End after the first work.")
 @click.option(
@@ -129,13 +139,18 @@ def _options(asked: dict[str, Any]) -> Options:
 @click.option("--root", required=True, envvar="FLEET_ROOT", help="The run root.")
 @click.option("--token", envvar="FLEET_WORKER_TOKEN", help="What ctl token create printed.")
 @click.option("--name", help="The name to attach under [default: this node's].")
-@click.option("--labels", default="", help="What this machine offers, with commas between.")
+@click.option(
+    "--labels",
+    default="",
+    callback=_read(labels_of),
+    help="What this machine offers, with commas between.",
+)
 @click.option("--python", help="The interpreter of the worker [default: this one].")
 @click.option("--parallel", type=click.IntRange(0, MOST_SLOTS), default=1, show_default=True)
 @click.option("--job-slots", type=click.IntRange(0, MOST_SLOTS), default=1, show_default=True)
 @click.option("--shard", type=click.IntRange(0), help="Home shard [default: the emptiest].")
-@click.option("--cpus", type=click.IntRange(0), default=0, help="0: detect.")
-@click.option("--ram-mb", type=click.IntRange(0), default=0, help="0: detect.")
+@click.option("--cpus", type=_CPUS, default=0, help="0: detect.")
+@click.option("--ram-mb", type=_RAM_MB, default=0, help="0: detect.")
 @click.option("--gpus", callback=_read(gpus), metavar="N|LIST", help="0: none [default: detect].")
 @click.option("--slot-mem", callback=_read(size), metavar="SIZE", help="Memory of a slot, as 2G.")
 @click.option("--max-idle", type=click.FloatRange(0), default=0.0, help="Seconds; 0: never ends.")
@@ -165,9 +180,8 @@ def attach(**asked: Any) -> None:
         raise UsageError("--root is empty: name the run root")
     if not asked["parallel"] and not asked["job_slots"]:
         raise UsageError("--parallel 0 and --job-slots 0 leave the worker nothing to do")
-    labels = tuple(filter(None, (word.strip() for word in asked["labels"].split(","))))
     name = os.uname().nodename if asked["name"] is None else asked["name"]
-    wish = Wish(name, asked["parallel"], labels, asked["token"], asked["shard"])
+    wish = Wish(name, asked["parallel"], asked["labels"], asked["token"], asked["shard"])
     options = process.Options(
         root=os.path.abspath(asked["root"]),
         wish=wish,

@@ -6,12 +6,11 @@ import os
 
 import click
 
-from ctl import render, roots, streams, submission
+from ctl import needing, render, roots, streams, submission
 from ctl.commands import results
 from ctl.params import COUNT, DURATION, POSITIVE, json_option, need_options, root_option
 from ctl.session import Session
 from ctl.taskfile import TaskFile
-from fsworker.protocol.records.needs import parse_needs
 
 
 @click.command()
@@ -60,7 +59,7 @@ def command(
     run = roots.open_run(*roots.find_root(root, session.config))
     tasks = TaskFile(path, keywords=keywords)
     try:
-        needs = parse_needs(need)
+        needs = needing.asked(need)
         asked = submission.ask(run, tasks, stream, fn, timeout, needs, waits=wait_for_workers)
         # Not under the lock, whose file would be left behind by a task that cannot be submitted.
         wanted = submission.begin(run, tasks, asked, batch_size)

@@ -8,7 +8,7 @@ import click
 
 from ctl import beats, render, roots
 from ctl.hosts import names_of
-from ctl.params import POSITIVE, json_option, root_option
+from ctl.params import POSITIVE, Read, json_option, root_option
 from ctl.roots import Run
 from ctl.session import Session
 from fsworker.errors import FormatError, NotRunning, UsageError
@@ -16,6 +16,7 @@ from fsworker.protocol import membership
 from fsworker.protocol.fsops import storage_error
 from fsworker.protocol.layout.members import TOKENS, parse_token_name, token_path
 from fsworker.protocol.records.member import JoinToken, digest, new_token
+from fsworker.protocol.records.needs import labels_of
 
 
 @click.group()
@@ -30,7 +31,12 @@ def command() -> None:
 @command.command()
 @root_option
 @click.option("--name", "names", metavar="SET", help="Names that may use it [default: any].")
-@click.option("--labels", default="", help="Labels that it grants, with commas between.")
+@click.option(
+    "--labels",
+    type=Read("labels", labels_of),
+    default="",
+    help="Labels that it grants, with commas between.",
+)
 @click.option("--expires", type=POSITIVE, help="Time until it is void [default: never].")
 @json_option
 @click.pass_obj
@@ -38,7 +44,7 @@ def create(
     session: Session,
     root: str | None,
     names: str | None,
-    labels: str,
+    labels: tuple[str, ...],
     expires: float | None,
     as_json: bool,
 ) -> int:
@@ -51,7 +57,7 @@ def create(
             public,
             digest(secret),
             tuple(names_of(names, "--name")) if names else (),
-            tuple(filter(None, (word.strip() for word in labels.split(",")))),
+            labels,
             end,
             datetime.now(UTC).isoformat(timespec="seconds"),
         )

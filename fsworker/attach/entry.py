@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from fsworker.errors import Refused, UsageError
 from fsworker.protocol.records.member import JoinToken, Member
+from fsworker.protocol.records.needs import label_problem
 from fsworker.protocol.records.run import LaunchMeta, Manifest
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
@@ -47,6 +48,8 @@ def check_token(wish: Wish, record: JoinToken | None, now: float) -> JoinToken:
         raise Refused(f"the join token {public} has expired: ask for a new one (ctl token create)")
     if record.names and wish.name.lower() not in {n.lower() for n in record.names}:
         raise Refused(f"the join token {public} is not for {wish.name!r}: see ctl token list")
+    if (why := next(filter(None, map(label_problem, record.labels)), None)) is not None:
+        raise Refused(f"the join token {public} grants what cannot be: {why}")
     return record
 
 

@@ -169,7 +169,7 @@ def _wrapper_options(options: Options, member: Member) -> wrapper.Options:
     argv = request.worker_argv(bundled.command(python=options.python))
     said = {"--max-idle": options.max_idle, "--cpus": options.cpus, "--ram-mb": options.memory_mb}
     said |= {"--grace": options.grace, "--term-grace": options.term_grace}
-    argv += [word for k, v in said.items() if v for word in (k, f"{v:g}")]
+    argv += [word for k, v in said.items() if v for word in (k, str(v))]
     argv += ["--once"] if options.once else []
     return wrapper.Options(
         options.root,

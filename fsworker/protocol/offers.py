@@ -77,7 +77,8 @@ def shortage(
         if lacking:
             told.append((len(lacking), f"{provider.host} lacks {', '.join(lacking)}"))
     told.sort(key=lambda pair: pair[0])
-    more = [f"and {len(told) - most} more hosts"] if len(told) > most else []
+    left = len(told) - most
+    more = [f"and {left} more host{'s' if left > 1 else ''}"] if left > 0 else []
     return [words for _, words in told[:most]] + more
 
 

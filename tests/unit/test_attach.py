@@ -8,14 +8,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from ctl import roots
 from ctl.cli import main
-from fsworker.attach import entry, rootside
+from fsworker.attach import entry, process, rootside
 from fsworker.attach.entry import Wish
 from fsworker.cli import cli
 from fsworker.errors import Busy, FleetError, Refused, UsageError
@@ -59,6 +61,7 @@ META = LaunchMeta("/r", "r1", MANIFEST.workers, 3, "m.f", may_attach=("guest",))
         (Wish("x", token=f"{PUBLIC}.guess"), RECORD, "is not known here"),
         (Wish("x", token=TOKEN), JoinToken(PUBLIC, digest(SECRET), expires_at=99.0), "expired"),
         (Wish("x", token=TOKEN), JoinToken(PUBLIC, digest(SECRET), ("y",)), "is not for 'x'"),
+        (Wish("x", token=TOKEN), JoinToken(PUBLIC, digest(SECRET), (), ("a\n",)), "cannot be: '"),
     ],
 )
 def test_refusals(wish: Wish, record: JoinToken | None, words: str) -> None:
@@ -196,6 +199,33 @@ def test_what_a_worker_refused_for_is_told(tmp_path: Path) -> None:
     assert rootside.refusal(run.store, "x") is None
     beat(tmp_path, name="x", refused="no such thing")
     assert rootside.refusal(run.store, "x") == "no such thing"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--labels", "\udcff\udcfe"), "cannot be a label"),
+        (("--labels", "ok,a\nb"), "cannot be a label"),
+        (("--labels", "x" * 200), "has more than 100 characters"),
+        (("--cpus", "99999999999999999999"), "is not in the range 0<=x<=1000000"),
+        (("--ram-mb", "99999999999999999999"), "is not in the range"),
+    ],
+)
+def test_values_that_no_worker_can_offer_are_refused(
+    tmp_path: Path, args: tuple[str, ...], words: str
+) -> None:
+    make_run(tmp_path, may_attach=("guest",))
+    with pytest.raises(click.BadParameter, match=words) as caught:
+        cli.main(["attach", "--root", str(tmp_path), "--name", "guest", *args],
+                 standalone_mode=False)  # fmt: skip
+    assert caught.value.exit_code == 2 and not (tmp_path / "ctl/guest.member.json").exists()
+
+
+def test_large_numbers_reach_the_worker_as_they_are() -> None:
+    options = process.Options("/r", Wish("x"), cpus=1_000_000, memory_mb=2_345_678, grace=2e6)
+    argv = process._wrapper_options(options, Member("x", 1, 0)).argv
+    said = dict(pairwise(argv))
+    assert (said["--cpus"], said["--ram-mb"]) == ("1000000", "2345678")
 
 
 def test_a_member_gets_the_emptiest_shard_a_new_launch_and_granted_labels() -> None:
@@ -352,3 +382,6 @@ def test_tokens_are_made_listed_and_revoked(
     assert main(["token", "revoke", "../../x", *where]) == 2
     assert "'../../x' is no id of a token" in capsys.readouterr().err
     assert main(["token", "create", "--name", "a[", *where]) == 2
+    assert main(["token", "create", "--labels", "x" * 200, *where]) == 2
+    assert "has more than 100 characters" in capsys.readouterr().err
+    assert len(os.listdir(Store(run.root).path("ctl/tokens"))) == 0

@@ -104,10 +104,10 @@ GPU, BIG = Offer(frozenset({"gpu"})), Offer(cpus=64)
             Needs(("gpu",), cpus=64, gpus=1),
             [Provider("n1", 1, GPU, True), Provider("n2", 1, BIG, True), Provider("n3", 0)],
             [
-                "it needs label gpu, 64 cpus, 1 gpus",
+                "it needs label gpu, 64 cpus, 1 gpu",
                 "it waits for a worker that offers that: none does",
-                "n1 lacks 64 cpus (has 0), 1 gpus (has 0)",
-                "n2 lacks label gpu, 1 gpus (has 0)",
+                "n1 lacks 64 cpus (has 0), 1 gpu (has 0)",
+                "n2 lacks label gpu, 1 gpu (has 0)",
                 "n3: not heard of yet",
             ],
         ),

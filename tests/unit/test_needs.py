@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ctl.cli import main
 from fsworker.loop import capability
 from fsworker.loop.capability import Capability
 from fsworker.protocol import audit, layout, ledger, offers, packing, segment, stream
@@ -25,6 +26,7 @@ from fsworker.protocol.records.needs import (
 from fsworker.protocol.records.run import Heartbeat, LaunchMeta, Manifest, WorkerSpec
 from fsworker.protocol.requests import ask
 from fsworker.protocol.segment import Segment
+from tests.support.runs import make_run
 
 pytestmark = pytest.mark.unit
 
@@ -39,7 +41,7 @@ PLAIN = Offer(cpus=2, memory=None)
         (PLAIN, Needs(), False, []),
         (PLAIN, Needs(cpus=2), False, []),
         (PLAIN, Needs(cpus=3), False, ["3 cpus (has 2)"]),
-        (PLAIN, GPU, False, ["label a100", "1 gpus (has 0)"]),
+        (PLAIN, GPU, False, ["label a100", "1 gpu (has 0)"]),
         (PLAIN, Needs(memory=1 << 30), False, ["memory 1 GiB (unknown)"]),
         (BIG, GPU, True, []),
         (BIG, Needs(("a100", "fast"), 16, 4, 64 << 30), False, []),
@@ -87,7 +89,7 @@ def test_needs_have_one_spelling_and_one_digest() -> None:
         Needs(("b", "a"), gpus=1, memory=16 << 30),
     ]
     assert len(set(written)) == 1 and len({w.digest for w in written}) == 1
-    assert str(written[0]) == "label a, label b, 1 gpus, memory 16 GiB"
+    assert str(written[0]) == "label a, label b, 1 gpu, memory 16 GiB"
     # The digest is a part of the protocol: it stands in names that others must understand.
     assert GPU.fields() == {"labels": ["a100"], "gpus": 1} and GPU.digest == "3ecb2aa5530e"
     assert Needs().digest == "" and not Needs()
@@ -100,6 +102,39 @@ def test_needs_have_one_spelling_and_one_digest() -> None:
 def test_needs_that_cannot_be_are_named(bad: list[str]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         parse_needs(bad)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ("memory=999999999999T", "'999999999999T' cannot be: it must be less than 4194304T"),
+        (f"memory={'9' * 400}", "it must be less than 4194304T"),
+        ("memory=1K", "'1K' cannot be: the least is 1M"),
+        ("cpus=99999999999999999999999", "a whole number from 0 to 1000000, not 99999"),
+        (f"gpus={'9' * 5000}", "a whole number from 0 to 1000000, not 99999"),
+        (",".join(f"label=l{n}" if n == 0 else f"l{n}" for n in range(40)), "40 labels are more"),
+        (f"label={'l' * 101}", "has more than 100 characters"),
+    ],
+)
+def test_what_is_too_much_is_said_with_its_limit(bad: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_needs([bad])
+
+
+def test_words_that_are_well_alone_and_not_together_are_bad_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run")
+    (tmp_path / "tasks").write_text("1\n")
+    words = [word for n in range(40) for word in ("--need", f"label=l{n}")]
+    argv = ["submit", "--tasks", str(tmp_path / "tasks"), "--root", run.root, *words]
+    assert main(argv) == 2
+    assert "--need: 40 labels are more than 32" in capsys.readouterr().err
+
+
+def test_nothing_is_needed_by_a_number_or_a_text() -> None:
+    assert parse_needs(["memory=0", "cpus=0"]) == read_needs({"memory": "0"}) == Needs()
+    assert read_needs({"memory": 0}) == parse_needs(["cpus=" + "0" * 50]) == Needs()
 
 
 @pytest.mark.parametrize("bad", [3, {"cpu": 1}, {"cpus": 1.5}, {"cpus": True}, {"labels": [3]}])

@@ -58,7 +58,7 @@ class Needs:
 
     def __str__(self) -> str:
         told = [f"label {label}" for label in self.labels]
-        told += [f"{getattr(self, key)} {key}" for key in ("cpus", "gpus") if getattr(self, key)]
+        told += [counted(getattr(self, key), key) for key in ("cpus", "gpus") if getattr(self, key)]
         told += [f"memory {human_size(self.memory)}"] if self.memory else []
         return ", ".join(told) or "nothing"
 
@@ -72,10 +72,15 @@ class Needs:
         for key in ("cpus", "gpus"):
             count = getattr(self, key)
             if type(count) is not int or not 0 <= count <= MOST_COUNT:
-                return f"{key} must be a whole number from 0 up, not {count!r:.40}"
+                return f"{key} must be a whole number from 0 to {MOST_COUNT}, not {count!r:.40}"
         if type(self.memory) is not int or not 0 <= self.memory < 1 << 62:
             return f"memory must be bytes from 0 up, not {self.memory!r:.40}"
         return None
+
+
+def counted(count: int, key: str) -> str:
+    """How many there are of something whose plural ends in s: `1 gpu`, `2 gpus`."""
+    return f"{count} {key.removesuffix('s') if count == 1 else key}"
 
 
 def label_problem(label: object) -> str | None:
@@ -116,7 +121,7 @@ def read_needs(value: object) -> Needs:
             labels_of(value.get("labels") or ()),
             value.get("cpus") or 0,
             value.get("gpus") or 0,
-            size(memory) if memory else 0,
+            0 if str(memory).strip() == "0" else size(memory),
         )
     else:
         raise ValueError(f"needs must be a map of {', '.join(KEYS)}, not {value!r:.60}")
@@ -137,7 +142,8 @@ def parse_needs(words: Iterable[str]) -> Needs:
         elif key in ("cpus", "gpus") and not (value.isascii() and value.isdigit()):
             raise ValueError(f"{word!r}: give {key} as a whole number")
         else:
-            found[key] = int(value) if key in ("cpus", "gpus") else value
+            # Cut: Python refuses to read thousands of digits, and so many are too large anyway.
+            found[key] = int(value.lstrip("0")[:40] or "0") if key in ("cpus", "gpus") else value
     return read_needs(found)
 
 
@@ -175,10 +181,10 @@ class Offer:
             gpus = gpus if self.slot_gpus is None else self.slot_gpus
             memory = memory if self.slot_memory is None else self.slot_memory
         if self.cpus < needs.cpus:
-            lacking.append(f"{needs.cpus} cpus (has {self.cpus})")
+            lacking.append(f"{counted(needs.cpus, 'cpus')} (has {self.cpus})")
         if gpus < needs.gpus:
             where = "has" if job or self.slot_gpus is None else "a slot has"
-            lacking.append(f"{needs.gpus} gpus ({where} {gpus})")
+            lacking.append(f"{counted(needs.gpus, 'gpus')} ({where} {gpus})")
         if needs.memory and (memory is None or memory < needs.memory):
             has = "unknown" if memory is None else f"has {human_size(memory)}"
             lacking.append(f"memory {human_size(needs.memory)} ({has})")
@@ -186,7 +192,7 @@ class Offer:
 
     def __str__(self) -> str:
         told = [f"labels {', '.join(sorted(self.labels))}"] if self.labels else []
-        told += [f"{self.cpus} cpus", f"{self.gpus} gpus"]
+        told += [counted(self.cpus, "cpus"), counted(self.gpus, "gpus")]
         told += [f"memory {human_size(self.memory)}"] if self.memory else []
         return ", ".join(told)
 

@@ -35,7 +35,7 @@ class SlotTerms:
         return [word for k, v in said.items() if v is not None for word in (k, str(v))]
 
 
-LEAST_MEMORY = 1 << 20
+LEAST_MEMORY, MOST_MEMORY = 1 << 20, 1 << 62
 MOST_COROUTINES = 100
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -49,10 +49,12 @@ def size(value: object) -> int:
     found = _SIZE.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
     if found is None:
         raise ValueError(f"{value!r} is not a size: give bytes, 512M, 1.5G or 2GiB")
-    count = int(float(found[1]) * 1024 ** _POWER[found[2].lower()])
-    if not LEAST_MEMORY <= count < 1 << 62:
-        raise ValueError(f"{value!r} cannot be: the least is 1M")
-    return count
+    count = float(found[1]) * 1024 ** _POWER[found[2].lower()]
+    if count < LEAST_MEMORY:
+        raise ValueError(f"{value!r:.40} cannot be: the least is 1M")
+    if count >= MOST_MEMORY:
+        raise ValueError(f"{value!r:.40} cannot be: it must be less than {MOST_MEMORY >> 40}T")
+    return int(count)
 
 
 def human_size(count: int) -> str:
