@@ -74,7 +74,8 @@ def _unreached(error: BaseException | None) -> Check:
         "auth": "try ssh -o BatchMode=yes HOST true",
         "reply": "is shardfleet installed there, for the python of the run?",
     }.get(stage, "")
-    return Check(FAIL, stage, str(error), advice)
+    known = error.action if isinstance(error, LaunchError) else None
+    return Check(FAIL, stage, str(error), known or advice)
 
 
 @contextmanager

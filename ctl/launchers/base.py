@@ -249,12 +249,13 @@ class ScriptLauncher:
         marker = secrets.token_hex(8)
         terms = self.terms(host)
         python = terms.python or self.python
+        bundle = self.bundle(host)
         body = script.build(
             {**request, "marker": marker},
             python=python,
             pythonpath=self.pythonpath,
             setup=setup_for(self.setup, terms),
-            bundle=self.bundle(host),
+            bundle=bundle,
         )
         reader = script.ReplyReader(marker)
         try:
@@ -264,7 +265,7 @@ class ScriptLauncher:
         if reader.heard:
             log.debug("host %s printed besides its reply: %s", host, reader.heard)
         if reader.reply is None:
-            raise no_reply(host, reader, status, python)
+            raise no_reply(host, reader, status, python, bundle)
         return replies.parse(host, reader.reply)
 
 

@@ -7,6 +7,8 @@ holds the host's last words, because they are most often the explanation.
 from __future__ import annotations
 
 import copy
+import os
+import shlex
 
 from ctl.launchers.script import ReplyReader
 from fsworker.errors import FleetError, Refused
@@ -76,8 +78,13 @@ class LaunchError(FleetError):
         return (type(self).__new__, (type(self), *self.args), self.__dict__)
 
 
-def no_reply(host: str, reader: ReplyReader, status: int | None, python: str) -> LaunchError:
-    """Why there is no reply in what the host printed before its command ended."""
+def no_reply(
+    host: str, reader: ReplyReader, status: int | None, python: str, bundle: str | None = None
+) -> LaunchError:
+    """Why there is no reply in what the host printed before its command ended.
+
+    `bundle` is the file that was to answer, below the run root; None where the package was.
+    """
     words, ended = reader.words(), "" if status is None else f" (exit status {status})"
     if reader.too_much:
         return _reply_error(host, f"prints without end: {words}")
@@ -87,10 +94,10 @@ def no_reply(host: str, reader: ReplyReader, status: int | None, python: str) ->
         # The script's first line never ran, and somebody said something instead.
         text = f"host {host} refuses to run commands{ended}: {words}"
         return LaunchError(text, host=host, stage="command", denied=words)
+    if bundle and (any(sign in words for sign in _NO_BUNDLE) or (status == 0 and not words)):
+        return _no_bundle(host, bundle, words)
     if not words:
         return _reply_error(host, f"the command ended without a word{ended}")
-    if ".pyz" in words and ("open file" in words or "__main__" in words):
-        return _reply_error(host, f"the bundle cannot be run there (ctl bundle): {words}")
     if status in (126, 127):
         return _reply_error(host, f"the interpreter {python} cannot be run there: {words}")
     if "No module named" in words:
@@ -98,5 +105,19 @@ def no_reply(host: str, reader: ReplyReader, status: int | None, python: str) ->
     return _reply_error(host, f"no reply came{ended}: {words}")
 
 
-def _reply_error(host: str, text: str) -> LaunchError:
-    return LaunchError(f"host {host}: {text}", host=host, stage="reply")
+_NO_BUNDLE = ("can't open file", "find '__main__'", "SyntaxError", "zipimport", "ZipImport", "zlib")
+"""What a Python says of a bundle that is not there, or that is no whole one. Of an empty one it
+says nothing and is content."""
+
+
+def _no_bundle(host: str, bundle: str, words: str) -> LaunchError:
+    root = os.path.dirname(os.path.dirname(bundle))
+    advice = f"ctl bundle --root {shlex.quote(root)} of its release writes it anew"
+    text = f"the bundle {bundle} is damaged or missing: {advice}" + (f": {words}" if words else "")
+    return _reply_error(host, text, path=bundle, action=advice)
+
+
+def _reply_error(
+    host: str, text: str, *, path: str | None = None, action: str | None = None
+) -> LaunchError:
+    return LaunchError(f"host {host}: {text}", host=host, stage="reply", path=path, action=action)

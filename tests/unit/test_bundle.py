@@ -22,6 +22,8 @@ from ctl.bundle import onroot, packing
 from ctl.bundle import terms as bundle_terms
 from ctl.bundle.packing import Bundle
 from ctl.cli import main
+from ctl.doctor import measure
+from ctl.doctor.checks import FAIL
 from ctl.hosts import Allowed, parse
 from ctl.launchers import errors, script
 from ctl.planning import Wish
@@ -254,11 +256,26 @@ def test_hosts_are_asked_from_the_bundle_and_so_are_jobs_of_slurm(tmp_path: Path
     assert f"exec python3 /r/run/{meta.bundle} attach --root /r/run " in job
 
 
-def test_a_bundle_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["missing", "empty", "cut", "noise", "changed"])
+def test_a_bundle_that_cannot_be_run_is_named_with_what_helps(
+    tmp_path: Path, bundle: Bundle, how: str
+) -> None:
+    path = tmp_path / "my run/bundle/x.pyz"
+    path.parent.mkdir(parents=True)
+    half = len(bundle.data) // 2
+    changed = bytearray(bundle.data)
+    changed[2000:half:50] = b"x" * len(range(2000, half, 50))
+    content = {"empty": b"", "cut": bundle.data[:half], "noise": b"\x03\xe2", "changed": changed}
+    if how != "missing":
+        path.write_bytes(content[how])
+    done = run(*BARE, str(path), "-m", "fsworker.hostside", "{}")
     reader = script.ReplyReader("m")
-    reader.feed(b"<HELLO m>\npython3: can't open file '/r/bundle/x.pyz': [Errno 2] No such file\n")
-    error = errors.no_reply("n1", reader, 2, "python3")
-    assert "host n1: the bundle cannot be run there (ctl bundle): " in str(error)
+    reader.feed(f"<HELLO m>\n{done.stderr}".encode())
+    error = errors.no_reply("n1", reader, done.returncode, "python3", str(path))
+    advice = f"ctl bundle --root '{tmp_path}/my run' of its release writes it anew"
+    assert str(error).startswith(f"host n1: the bundle {path} is damaged or missing: {advice}")
+    check = measure._unreached(error)
+    assert (check.level, check.advice) == (FAIL, advice)
 
 
 # -- on a root
