@@ -265,7 +265,8 @@ def test_a_bundle_that_cannot_be_run_is_named_with_what_helps(
     half = len(bundle.data) // 2
     changed = bytearray(bundle.data)
     changed[2000:half:50] = b"x" * len(range(2000, half, 50))
-    content = {"empty": b"", "cut": bundle.data[:half], "noise": b"\x03\xe2", "changed": changed}
+    content: dict[str, bytes] = {"empty": b"", "cut": bundle.data[:half], "noise": b"\x03\xe2"}
+    content["changed"] = bytes(changed)
     if how != "missing":
         path.write_bytes(content[how])
     done = run(*BARE, str(path), "-m", "fsworker.hostside", "{}")
