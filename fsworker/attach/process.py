@@ -178,6 +178,8 @@ def _wrapper_options(options: Options, member: Member) -> wrapper.Options:
         tuple(argv),
         final=_FINAL_CODES | {FINISHED},
         relay=wrapper.STOP_SIGNAL,
+        program=bundled.archive(),
+        tell=say,
     )
 
 

@@ -35,6 +35,13 @@ STOP_SIGNAL = signal.SIGUSR1
 IMPATIENT = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*IMPATIENT, STOP_SIGNAL, signal.SIGHUP, signal.SIGCHLD)
 LEFTOVER_GRACE = 2.0
+NO_FILE = 2
+"""With what a Python ends that cannot open the file that it shall run."""
+
+
+def _nobody(_: str) -> None:
+    """Hears what is told where nobody looks on."""
+
 
 Report = Callable[[dict[str, object]], None]
 """Tells the starter the outcome, once."""
@@ -55,6 +62,10 @@ class Options:
     """Exit codes of a worker after which no life follows; they are the wrapper's own then."""
     relay: int = signal.SIGTERM
     """By what the worker is told to stop."""
+    program: str | None = None
+    """The file that workers run from. While it is gone an end with NO_FILE is not final."""
+    tell: Callable[[str], None] = _nobody
+    """Told what no report tells: that `program` is gone."""
 
 
 class Wrapper:
@@ -90,7 +101,7 @@ class Wrapper:
         while True:
             lived = self._see_through(life) if life else 0.0
             short_lives, pause = self._o.backoff.after(short_lives, lived)
-            if life and life.code in self._o.final:
+            if life and life.code in self._o.final and not (life.code == NO_FILE and self._gone()):
                 ended = life.code or 0
                 break
             if self._told or not self._rest(pause):
@@ -111,7 +122,19 @@ class Wrapper:
         if not be_subreaper():
             log.warning("orphans cannot be adopted: leftovers are found by environment only")
 
+    def _gone(self) -> bool:
+        """Whether the file that workers run from is not there, which is said once."""
+        path = self._o.program
+        if path is None or os.path.exists(path):
+            return False
+        sentence = f"cannot run the worker: {path} is gone; it is tried again until it is back"
+        if self._note("run the worker", sentence):
+            self._o.tell(sentence)
+        return True
+
     def _start_life(self) -> Life | None:
+        if self._gone():
+            return None
         incarnation = layout.new_incarnation()
         try:
             life = spawn(
@@ -222,11 +245,13 @@ class Wrapper:
         self._troubles.pop(what, None)
         return True
 
-    def _note(self, what: str, sentence: str) -> None:
-        """Log trouble when it changes, not every two seconds of a long outage."""
-        if self._troubles.get(what) != sentence:
+    def _note(self, what: str, sentence: str) -> bool:
+        """Log trouble when it changes, not every two seconds of a long outage; whether it did."""
+        changed = self._troubles.get(what) != sentence
+        if changed:
             log.warning("%s", sentence)
         self._troubles[what] = sentence
+        return changed
 
 
 def live(

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fsworker.attach.entry import Wish
 from fsworker.cli import cli
 from fsworker.errors import Busy, FleetError, Refused, UsageError
 from fsworker.identity import Place
-from fsworker.life import hostlock, lifefiles
+from fsworker.life import hostlock, lifefiles, wrapper
 from fsworker.loop.leaving import FINISHED, Leaving
 from fsworker.loop.options import Options
 from fsworker.protocol import layout, membership
@@ -226,6 +227,22 @@ def test_large_numbers_reach_the_worker_as_they_are() -> None:
     argv = process._wrapper_options(options, Member("x", 1, 0)).argv
     said = dict(pairwise(argv))
     assert (said["--cpus"], said["--ram-mb"]) == ("1000000", "2345678")
+
+
+def test_a_worker_whose_bundle_is_gone_is_tried_until_it_is_back(tmp_path: Path) -> None:
+    make_run(tmp_path, may_attach=("guest",))
+    bundle, told = tmp_path / "x.pyz", list[str]()
+    options = process._wrapper_options(process.Options(str(tmp_path), Wish("guest")),
+                                       Member("guest", 1, 0))  # fmt: skip
+    assert options.program is None  # nothing is looked for where the package is installed
+    options = replace(options, program=str(bundle), tell=told.append)
+    with hostlock.acquire(str(tmp_path), "r1", "guest", 0.0) as lock:
+        wrapped = wrapper.Wrapper(options, "r1", lock)
+        assert wrapped._start_life() is None and wrapped._gone()
+        (sentence,) = told
+        assert f"{bundle} is gone" in sentence
+        bundle.touch()
+        assert not wrapped._gone()
 
 
 def test_a_member_gets_the_emptiest_shard_a_new_launch_and_granted_labels() -> None:
