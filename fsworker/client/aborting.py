@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future
 from typing import Any
 
+from fsworker.client.receivers import Piece, Strip
 from fsworker.client.transit import Transit
 from fsworker.protocol import requests
 from fsworker.protocol.fsops import Store
@@ -31,6 +33,7 @@ class Aborting:
         self._store, self._transit = store, transit
         self._asked: set[Future[Any]] = set()
         self._lock = threading.Lock()
+        self._strips: deque[Strip] = deque()
         self._written: dict[str, list[str]] = {}
         self._due = 0.0
 
@@ -39,23 +42,51 @@ class Aborting:
         with self._lock:
             self._asked.add(future)
 
+    def drop(self, strip: Strip) -> None:
+        """Have what was sent of a strip ended.
+
+        Without a lock: iterators of `map` are closed by whichever thread collects garbage, even by
+        the reading thread while it holds the lock.
+        """
+        if not strip.complete:
+            self._strips.append(strip)
+
     def turn(self) -> None:
         """Write requests for what was asked since the last time."""
         now = time.monotonic()
-        if not self._asked or now < self._due:
+        if not (self._asked or self._strips) or now < self._due:
             return
+        if self._strips:
+            self._end_strips()
+        if self._asked:
+            self._end_futures()
+        self._due = time.monotonic() + BETWEEN
+
+    def _end_strips(self) -> None:
+        """Ask for all batches of the strips that were dropped, until those are answered: one that
+        the thread that sends has in hand is found the next time."""
+        for _ in range(len(self._strips)):
+            strip = self._strips.popleft()
+            if strip.complete:
+                continue
+            self._strips.append(strip)
+            for batch, receiver in self._transit.batches():
+                ours = isinstance(receiver, Piece) and receiver.is_of(strip)
+                if ours and batch not in self._written:
+                    self._write(batch, (), receiver.count)
+
+    def _end_futures(self) -> None:
         with self._lock:
             asked, self._asked = self._asked, set()
         for batch, receiver in self._transit.batches():
             found = receiver.places(asked)
-            if found and self._write(batch, tuple(found.values())):
+            if found and self._write(batch, tuple(found.values()), len(found)):
                 asked.difference_update(found)
             if not asked:
                 break
         # What no batch has is answered by now, or in the hands of the thread that sends.
         with self._lock:
             self._asked.update(future for future in asked if not future.done())
-        self._due = time.monotonic() + BETWEEN
 
     def answered(self, batch: str) -> None:
         """A batch is answered: take back what was asked about it."""
@@ -65,8 +96,8 @@ class Aborting:
             except OSError as error:
                 log.info("the request %s stays: %s", path, error)
 
-    def _write(self, batch: str, places: tuple[int, ...]) -> bool:
-        request = CancelRequest(f"{len(places)} tasks of {batch}", batch, places)
+    def _write(self, batch: str, places: tuple[int, ...], count: int) -> bool:
+        request = CancelRequest(f"{count} tasks of {batch}", batch, places)
         try:
             path = requests.ask(self._store, batch, request)
         except OSError as error:

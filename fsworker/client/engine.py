@@ -44,8 +44,7 @@ LINGER = 0.001
 
 
 class Engine:
-    """Sends and reads for one client in one process. Its threads end when it is closed and
-    everything is answered."""
+    """Sends and reads for one client; its threads end when it is closed and all is answered."""
 
     def __init__(self, store: Store, manifest: Manifest, settings: Settings) -> None:
         self.incarnation = layout.new_incarnation()
@@ -106,9 +105,11 @@ class Engine:
         self._added()
 
     def withdraw(self, strip: Strip) -> None:
-        """Send no more of a strip, whose values nobody wants any longer."""
+        """Cancel what is open of a strip, whose values nobody wants any longer."""
         self._transit.answered(self._queue.drop(strip))
         self._wake_sender()
+        self._aborting.drop(strip)
+        self._news.set()
 
     def abort(self, future: Future[Any]) -> None:
         """Ask the workers to end a task that was sent."""
@@ -250,8 +251,7 @@ class Engine:
     def _judge(self, batch: str) -> Want:
         if batch in self._transit:
             return Want.TAKE
-        known = self.known.judge(batch)
-        if known is not None:
+        if (known := self.known.judge(batch)) is not None:
             return known
         mine = batch.rsplit("-", 2)[1] == self.incarnation
         return Want.DROP if mine else Want.LEAVE

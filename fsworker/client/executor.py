@@ -217,7 +217,7 @@ class Client(Executor):
         The first `outstanding` tasks are sent at once, more as results are taken. `chunksize` is
         the number of tasks in a batch, chosen by how long tasks take unless it is given. `timeout`
         (seconds, for the whole call) raises TimeoutError. A failed task raises in its place and
-        ends the iteration.
+        ends the iteration. However it ends, what is open then is cancelled.
         """
         return self._map(self._terms(fn), iterables, timeout, chunksize)
 

@@ -140,14 +140,14 @@ class Outbound:
         return failed + self._fail_strips(error, meant)
 
     def drop(self, strip: Strip) -> int:
-        """Send no more of a strip; how many tasks were left of it."""
+        """Cancel what was not sent of a strip; how many tasks that were."""
         with self._cutting:
             if strip not in self._strips:
                 return 0
             self._strips.remove(strip)
-            left = strip.waiting
-            strip.records.clear()
-        return left
+            records, rest = strip.cut(strip.waiting)
+        rest.fail(CancelledError())
+        return len(records)
 
     def _fail_strips(self, error: BaseException, meant: Callable[[str], bool]) -> int:
         failed = 0

@@ -222,6 +222,10 @@ class Piece:
         """None: `map` has no futures."""
         return {}
 
+    def is_of(self, strip: Strip) -> bool:
+        """Whether it was cut from this strip."""
+        return self._strip is strip
+
     def fail(self, error: BaseException) -> None:
         """Answer the tasks of this batch that are open."""
         failed, index = Failed(error), -1

@@ -17,7 +17,7 @@ from typing import Any
 
 from fsworker.errors import FormatError
 from fsworker.loop.holding import NO_FILE
-from fsworker.loop.withdrawal import withdraw
+from fsworker.loop.withdrawal import Overdue, withdraw
 from fsworker.protocol import layout, ledger, offers, segment
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Token
@@ -47,6 +47,7 @@ class Capability:
         self._known: dict[str, Needs] = {}
         self._verdicts: dict[tuple[str, bool], bool] = {}
         self._others: dict[tuple[int, bool], list[Token]] = {}
+        self._overdue = Overdue(store)
         self._due = 0.0
         self._reads = MOST_READS
         self._turns = itertools.count()
@@ -82,8 +83,8 @@ class Capability:
         return mine
 
     def turn(self, now: float) -> int:
-        """Forward what lies where nobody serves it, or answer it when it was cancelled, if it is
-        time; how many batches that were."""
+        """Forward what lies where nobody serves it, or answer it when it was cancelled or waits
+        too long, if it is time; how many batches that were."""
         if not any(self._others.values()) or now < self._due:
             return 0
         self._due = now + LOOK_EVERY
@@ -110,9 +111,10 @@ class Capability:
                 left.append(token)
         self._others.clear()
         try:
-            answered = withdraw(self._store, self._host, left)
+            late = self._overdue.find(left, now)
+            answered = withdraw(self._store, self._host, left, late)
         except OSError as error:
-            log.info("cannot answer what was cancelled: %s", error)
+            log.info("cannot answer what was cancelled or waits too long: %s", error)
         if moved:
             log.info("%d batches are forwarded to workers that offer what they need", moved)
         return moved + answered

@@ -15,7 +15,7 @@ from typing import Any
 
 from fsworker import outcomes
 from fsworker.errors import FormatError
-from fsworker.loop import fitting, setaside
+from fsworker.loop import fitting, setaside, withdrawal
 from fsworker.loop.early import Early
 from fsworker.protocol import layout, ledger, segment
 from fsworker.protocol.fsops import NO_ROOM, Store
@@ -102,16 +102,12 @@ class Holding:
         By the file server's clock alone, which dates the batch and a file that is written now; no
         host's clock is asked. Raises OSError.
         """
-        limit = self.work.meta.get("queue_limit") if self.work else None
-        if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+        limit = withdrawal.limit_of(self.work.meta) if self.work else None
+        if limit is None:
             return None
         _, submitted = self.store.read_with_mtime(self.path)
         waited = self.store.server_time(self.owner.folder) - submitted
-        return (
-            f"it waited {waited:.1f} s for a worker, {limit:g} s is its limit"
-            if waited > limit
-            else None
-        )
+        return withdrawal.overdue(waited, limit)
 
     def commit(self) -> Move | None:
         """Write the result if it is not written, and commit. None: it failed for now."""

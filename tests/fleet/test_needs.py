@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsworker import Client, NotOffered
+from fsworker import Client, NotOffered, TaskExpired
 from fsworker.protocol import layout
 from tests.support.client_functions import where
 from tests.support.fleet import NOTE, Fleet
@@ -75,9 +75,15 @@ def test_what_nobody_offers_waits_in_nobodys_way_until_somebody_comes(fleet: Fle
             gpu.submit(where)
         waiting = client.with_options(needs={"labels": ["gpu"]}, wait_for_workers=True)
         futures = [waiting.submit(where) for _ in range(100)]
+        never = {"needs": {"labels": ["never"]}, "wait_for_workers": True}
+        hurried = client.with_options(**never, queue_limit=0.5).submit(where)
+        with pytest.raises(TimeoutError):
+            list(client.with_options(**never).map(where, [0.0] * 3, timeout=0.2))
         assert list(client.map(where, [0.0] * 100)) == ["h0"] * 100
+        assert isinstance(hurried.exception(60), TaskExpired), "any worker answers that"
         assert not any(future.done() for future in futures)
         fleet.start("h2", options={"h2": GPU})
         assert {future.result(60) for future in futures} == {"h2"}
         assert gpu.submit(where).result(60) == "h2", "now it is offered"
+        # Nor is anybody waited for at the end: what `map` gave up is cancelled.
     assert not fleet.files()

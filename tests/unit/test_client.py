@@ -31,6 +31,7 @@ from fsworker.errors import FormatError, NotRunning, NoWorkers, StorageError, Us
 from fsworker.protocol import layout, segment
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Token
+from fsworker.protocol.records.cancel import CancelRequest
 from tests.support.small_worker import SmallWorker, make_run
 from tests.support.waiting import wait_until
 
@@ -303,13 +304,29 @@ def test_map_yields_what_is_there_while_the_rest_runs(root: Path) -> None:
         assert list(results) == [1]
 
 
-def test_map_gives_up_after_its_timeout(root: Path) -> None:
+@pytest.mark.parametrize("how", ["timeout", "closed"])
+def test_what_map_gives_up_is_cancelled(root: Path, how: str) -> None:
+    worker = SmallWorker(root, FUNCTIONS)
     client = Client(root)
-    results = client.map(FIRST, [1], timeout=0.1)
-    with pytest.raises(TimeoutError):
-        next(results)
-    with SmallWorker(root, FUNCTIONS):
+    results = client.map(FIRST, range(7), timeout=0.1 if how == "timeout" else None, chunksize=2)
+    wait_until(lambda: len(worker.pending()) == 4)
+    if how == "timeout":
+        with pytest.raises(TimeoutError):
+            next(results)
+    else:
+        mine, batch = worker.claim(worker.pending()[0])
+        worker.write(mine, worker.execute(mine, batch))
+        worker.commit(mine)
+        assert next(results) == 0
+        results.close()  # type: ignore[attr-defined]
+    cancel = root / layout.CANCEL
+    open_ = {token.batch for token in worker.pending()}
+    wait_until(lambda: len(list(cancel.glob("[!.]*"))) == len(open_))
+    asked = [CancelRequest.from_json(p.read_bytes(), p.name) for p in cancel.glob("[!.]*")]
+    assert {(r.batch, r.tasks) for r in asked} == {(batch, ()) for batch in open_}
+    with worker:
         client.shutdown()
+    assert not list(cancel.glob("*"))
     assert not _files(root)
 
 

@@ -198,11 +198,17 @@ def test_who_offers_what_is_read_from_the_root(store: Store) -> None:
 
 
 def put(
-    store: Store, number: int, needs: Needs, shard: int = 0, data: bytes = b"", count: int = 1
+    store: Store,
+    number: int,
+    needs: Needs,
+    shard: int = 0,
+    data: bytes = b"",
+    count: int = 1,
+    **more: object,
 ) -> Token:
     batch = layout.batch_id("s", "c0ffee000001", number)
     token = Token(batch, shard, needs=needs.digest)
-    meta = {"needs": needs.fields()} if needs else {}
+    meta = {"needs": needs.fields(), **more} if needs else {}
     records = [packing.pack([f"t{i}", []]) for i in range(count)]
     whole = segment.encode(Segment(segment.BATCH, meta, records))
     store.put(layout.inbox_path(token), data or whole)
@@ -267,6 +273,43 @@ def test_what_is_cancelled_whole_while_it_waits_is_answered(store: Store) -> Non
     ask(store, "s", CancelRequest("x", upto={"s-c0ffee000001": 2}))
     mine.sift(0, tokens[2:])
     assert mine.turn(20.0) == 1, "the last one was sent after that"
+
+
+def test_what_waits_longer_than_it_allows_is_answered(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = Capability(store, "n0", PLAIN, list)
+    limits = (5.0, None, 60.0, True)
+    tokens = [put(store, i, GPU, count=2, queue_limit=limit) for i, limit in enumerate(limits)]
+    begun = max(store.read_with_mtime(layout.inbox_path(t))[1] for t in tokens)
+    passed, asked = 4.0, 0
+
+    def server_time(folder: str) -> float:
+        nonlocal asked
+        asked += 1
+        return begun + passed
+
+    monkeypatch.setattr(store, "server_time", server_time)
+
+    def turn(now: float) -> int:
+        assert mine.sift(0, tokens) == []
+        return mine.turn(now)
+
+    assert turn(100.0) == 0 and asked == 1
+    reads = store.calls["open"]
+    assert turn(100.0 + capability.LOOK_EVERY) == 0 and asked == 2, "that is less than 5 s"
+    assert store.calls["open"] == reads, "what a batch allows is read once"
+    passed = 6.0
+    assert turn(110.0) == 1
+    late = tokens.pop(0)
+    assert turn(120.0) == 0 and asked == 3, "the next one is not due for long"
+    assert {layout.parse_inbox_name(0, n) for n in store.scan(layout.inbox_dir(0))} == {*tokens}
+    assert store.scan(layout.CLAIMS) == []
+    (out,) = store.run(stream.look("s")).committed
+    found = store.run(stream.collect(out)).results
+    assert out.batch == late.batch and found is not None
+    assert [row[:3] for row in found.values()] == [[0, "t0", "expired"], [1, "t1", "expired"]]
+    assert all("5 s is its limit" in str(row[3]) for row in found.values())
 
 
 def test_an_audit_knows_batches_that_need_something(store: Store) -> None:
