@@ -93,7 +93,10 @@ class Intake:
     @property
     def due(self) -> float:
         """When `next` may find something."""
-        return 0.0 if self._found else min(max(self.home.due, self._rest), self.foreign.due)
+        if self._found:
+            return 0.0
+        home = max(self.home.due, self._rest)
+        return min(home, self.foreign.due) if self._foreign else home
 
     def adopt(self, shards: Iterable[int]) -> None:
         """Treat these shards as the own one; those that were adopted before no longer."""

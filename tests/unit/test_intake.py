@@ -126,3 +126,15 @@ def test_what_must_be_passed_over_is_not_listed_all_the_time(tmp_path: Path) -> 
     assert store.calls["list"] - begun <= 11, "a look at 2,000 names gives 0.1 s of rest"
     (tmp_path / layout.inbox_path(token(5000))).touch()
     assert found.next(now + 0.11, steal=False) == token(5000)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_who_has_no_foreign_shard_sleeps_all_the_same(tmp_path: Path, shards: int) -> None:
+    _, found = intake(tmp_path, dict.fromkeys(range(shards), 0))
+    found.adopt(range(1, shards))
+    now, looks = 0.0, 0
+    while now < 60.0:
+        assert found.next(now, steal=True) is None
+        assert found.due > now
+        now, looks = found.due, looks + 1
+    assert looks <= 60 / HOME_IDLE + 30
