@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 HEARTBEAT_LIMIT = 1 << 20
 EVERY = 2.0
 """Seconds between two beats of a worker that is well."""
+LATE = 3 * EVERY
+"""Seconds without a beat from which on a worker is called silent."""
 
 
 def server_now(store: Store) -> float:

@@ -111,6 +111,8 @@ def _report(error: BaseException, session: Session) -> int:
 
         traceback.print_exception(error, file=sys.stderr)
     sentence, code = _explain(error)
+    if isinstance(error, (KeyboardInterrupt, click.Abort)) and session.left:
+        sentence = ": ".join(filter(None, (sentence, session.left())))
     try:
         # Also what was printed before the error came: or Python fails on it at its very end.
         sys.stdout.flush()

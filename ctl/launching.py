@@ -30,8 +30,8 @@ HOSTS_SHARE = 0.75
 """Of the time for a start, what the host may use before it undoes it; the rest: for its answer."""
 
 
-def open_for(meta: LaunchMeta) -> Launcher:
-    """The launcher of the run, with the options that it was started with."""
+def open_for(meta: LaunchMeta, fence: float | None = None) -> Launcher:
+    """The launcher of the run, with the options that it was started with; `fence` as `opened`."""
     from ctl.launchers import open_launcher  # lazily: it may pull in paramiko
 
     setup = [*passing.lines(meta.pass_env, os.environ), *meta.setup]
@@ -43,16 +43,20 @@ def open_for(meta: LaunchMeta) -> Launcher:
         return launcher
     from ctl.launchers.attached import Mixed
 
-    return Mixed(launcher, meta.attached)
+    silent_after = None if fence is None else meta.heartbeat_stale + fence
+    return Mixed(launcher, meta.attached, silent_after)
 
 
 @contextmanager
-def opened(meta: LaunchMeta, hosts: Iterable[str] | None = None) -> Iterator[Launcher]:
+def opened(
+    meta: LaunchMeta, hosts: Iterable[str] | None = None, *, fence: float | None = None
+) -> Iterator[Launcher]:
     """The launcher of the run, closed at the end; `hosts` (default: all) are to be reached.
 
-    At a terminal, passphrases that they need are asked for first.
+    At a terminal, passphrases that they need are asked for first. A member that is stale for
+    `fence` seconds holds no stop; None: it does until it is proven gone.
     """
-    launcher = open_for(meta)
+    launcher = open_for(meta, fence)
     try:
         if sys.stdin is not None and sys.stdin.isatty():
             launcher.unlock([w.host for w in meta.workers] if hosts is None else hosts, _ask)

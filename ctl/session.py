@@ -28,6 +28,8 @@ class Session:
     quiet: bool = False
     unsaid: OSError | None = None
     """Why a line could not be written, if one could not; the command does its work all the same."""
+    left: Callable[[], str | None] | None = None
+    """What an interrupt of this command leaves behind, and what ends that; asked when it comes."""
 
     @cached_property
     def config(self) -> Config:

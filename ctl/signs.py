@@ -7,10 +7,12 @@ stopped is another, and a process that is proven to run on this machine is a thi
 
 from __future__ import annotations
 
-from ctl import statusview
+import shlex
+
+from ctl import roots, statusview
 from ctl.beats import server_now
 from ctl.roots import Run, unknown
-from fsworker.errors import FormatError
+from fsworker.errors import FleetError, FormatError, NotRunning
 from fsworker.identity import RUNNING, Place, state_of
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
@@ -37,6 +39,18 @@ def of_life(run: Run) -> str | None:
     if here:
         return f"process {here[1]} of {here[0]} runs here"
     return young
+
+
+def left_of_start(root: str) -> str | None:
+    """What an interrupted start left on `root`, and what ends it; None when nothing is left."""
+    advice = f"ctl stop --root {shlex.quote(root)} ends them"
+    try:
+        sign = of_life(roots.open_run(root))
+    except NotRunning:
+        return None
+    except (FleetError, OSError):
+        sign = "it cannot be told what runs"
+    return f"workers may run ({sign}): {advice}" if sign else None
 
 
 def living_here(store: Store, names: list[str]) -> tuple[str, int] | None:

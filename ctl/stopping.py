@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ctl import beats, render
+from ctl import beats, departed, render
 from ctl.fleet import Outcome, fan_out
 from ctl.launchers.base import Launcher, Stopped
 from ctl.locks import TAKES_NOTHING
@@ -98,6 +98,8 @@ def stop_hosts(
     for host in report.stopped:
         report.revoked += revoke(store, host)
         beats.say_goodbye_for(store, host, meta.launches.get(host, 0))
+        if host in meta.attached:
+            departed.let_go(store, host, meta.launches.get(host, 0))
     return report
 
 

@@ -27,7 +27,7 @@ def command(
 
     HOST may be a set such as node[01-04]. What waits in the shard of a drained host is served by
     the others. The host stays in the run and stays down, also for a watcher, until
-    ctl restart-host or ctl scale --add starts it again.
+    ctl restart-host or ctl scale --add starts it again. A worker that attached leaves the run.
     """
     run = roots.open_run(*roots.find_root(root, session.config))
     hosts = [host for name in names for host in names_of(name, "HOST")]
@@ -42,7 +42,7 @@ def command(
         locks.record(run.store, "drain", event="draining", hosts=drain.hosts, timeout=timeout)
     if set(drain.hosts) == set(run.hosts):
         session.note("these are all hosts of the run: nobody is left to serve it")
-    with launching.opened(meta) as launcher:
+    with launching.opened(meta, fence=session.config.get("fence_after")) as launcher:
         report = draining.finish(drain, launcher)
     locks.record(run.store, "drain", event="drained", hosts=report.stopped, failed=report.failed)
     if as_json:
@@ -56,9 +56,10 @@ def command(
 
 
 def allow(session: Session, run: roots.Run, hosts: Sequence[str]) -> None:
-    """Refused unless all of these may be contacted."""
-    if run.need_meta().launcher != "local" or len(session.allowed):
-        session.allowed.select(hosts)
+    """Refused unless all of these may be contacted. Members are not: nobody has to allow them."""
+    meta = run.everybody or run.need_meta()
+    if meta.launcher != "local" or len(session.allowed):
+        session.allowed.select(host for host in hosts if host not in meta.attached)
 
 
 def tell(session: Session, report: Report) -> None:

@@ -62,7 +62,7 @@ def command(
 
     For new code of the functions: each worker finishes what runs, gives back the rest, and the next
     host follows when it is ready again. Ends at the first failure; the hosts after it go on as they
-    are. Hosts that were drained stay down.
+    are. Hosts that were drained stay down; workers that attached are passed over.
     """
     if not rolling:
         raise UsageError(
@@ -70,10 +70,15 @@ def command(
             "for one host there is ctl restart-host"
         )
     run = roots.open_run(*roots.find_root(root, session.config))
-    todo, down = _hosts(run)
+    todo, down, joined = _hosts(run)
     allow(session, run, todo)
     for host in down:
         session.note(f"host {host} is stopped on purpose and stays down")
+    for host in joined:
+        session.note(
+            f"host {host} attached by itself and is passed over: "
+            "drain it, and attach it again on its machine"
+        )
     renewed = onroot.renew(run.store, run.need_meta()) if bundle else None
     manner = Manner(timeout, ready_timeout, session.config.get("width"), renewed)
     done: list[str] = []
@@ -86,7 +91,8 @@ def command(
                 raise _ended(error, part, done, todo[at + batch :]) from error
             done += part
     if as_json:
-        render.document({"root": run.root, "restarted": done, "down": down, "ok": True})
+        told = {"restarted": done, "down": down, "attached": joined}
+        render.document({"root": run.root, **told, "ok": True})
     else:
         session.say(f"restarted {len(done)} hosts")
     return 0
@@ -96,13 +102,16 @@ def _from(meta: LaunchMeta, manner: Manner) -> LaunchMeta:
     return meta if manner.bundle is None else replace(meta, bundle=manner.bundle)
 
 
-def _hosts(run: roots.Run) -> tuple[list[str], list[str]]:
-    """(the hosts to restart, those that are down on purpose)."""
-    down = draining.kept_down(run)
-    todo = [h for h in run.hosts if h not in down]
+def _hosts(run: roots.Run) -> tuple[list[str], list[str], list[str]]:
+    """(the hosts to restart, those that are down on purpose, those that only attach)."""
+    attached = (run.everybody or run.need_meta()).attached
+    down = [h for h in draining.kept_down(run) if h not in attached]
+    todo = [h for h in run.hosts if h not in (*down, *attached)]
+    if not todo and not down:
+        raise Refused("every worker of the run attached by itself: attach them again instead")
     if not todo:
         raise Refused("every host of the run is stopped on purpose: start it with ctl start")
-    return todo, down
+    return todo, down, list(attached)
 
 
 def _ended(

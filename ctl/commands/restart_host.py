@@ -7,6 +7,7 @@ import sys
 import click
 
 from ctl import bringup, completion, launching, locks, render, roots, rundir, stopping
+from ctl.explain import prospects
 from ctl.params import DURATION, POSITIVE, json_option, ready_option, root_option
 from ctl.session import Session
 from fsworker.errors import Refused, UsageError
@@ -57,6 +58,14 @@ def command(
 def _target(session: Session, run: roots.Run, name: str) -> str:
     """The run's own spelling of the host, which must still be allowed."""
     meta = run.need_meta()
+    joined = {member.lower(): member for member in (run.everybody or meta).attached}
+    if name.lower() in joined:
+        member = joined[name.lower()]
+        raise Refused(
+            f"host {member} attached by itself, and ctl does not start it: "
+            f"{prospects.for_member(member, run.root)}",
+            host=member,
+        )
     known = {worker.host.lower(): worker.host for worker in meta.workers}
     host = launching.worker_of(meta, known.get(name.lower(), name)).host
     if meta.launcher != "local" or len(session.allowed):

@@ -143,6 +143,7 @@ def command(session: Session, /, **options: Any) -> int:
         onroot.provide(store, plan.meta)
         if options["doctor"]:
             _examine(session, plan, store)
+        session.left = lambda: signs.left_of_start(plan.root)
         rundir.publish(plan, store)
         started = _launch(session, plan, store, options)
     if options["federation"]:
@@ -264,10 +265,8 @@ def _launch(session: Session, plan: Plan, store: Any, options: dict[str, Any]) -
 
             starting.submit(session, plan, store, options)
         with launching.opened(plan.meta) as launcher:
-            width = session.config.get("width")
-            crew = bringup.Crew(
-                store, plan.meta, plan.hosts, launcher, width, session.say, complain
-            )
+            width, say = session.config.get("width"), session.say
+            crew = bringup.Crew(store, plan.meta, plan.hosts, launcher, width, say, complain)
             started = bringup.bring_up(crew, plan.meta.ready_timeout)
     except (FleetError, KeyboardInterrupt) as error:
         locks.record(store, "start", event="start failed", reason=str(error))

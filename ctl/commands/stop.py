@@ -64,7 +64,7 @@ def stop_run(
     enforce = meta.launcher != "local" or len(session.allowed) > 0
     hosts, strange = stopping.allowed_or_not(meta, run.hosts, session.allowed.names, enforce)
     unwritten = stopping.try_intents(run.store, meta, strange)
-    with launching.opened(meta) as launcher:
+    with launching.opened(meta, fence=session.config.get("fence_after")) as launcher:
         width = session.config.get("width")
         report = stopping.stop_hosts(run.store, meta, hosts, launcher, grace, kill_after, width)
     if jobs:

@@ -26,7 +26,10 @@ def explain(run: Run, look: Look, host: str) -> Story:
     limits = Limits(stale=run.meta.heartbeat_stale if run.meta else 15.0)
     by_hand = f"ctl restart-host {host}"
     watching = sources.watching(run)
-    story.next = prospects.of_host(status.state, told, limits, now, watching, by_hand)
+    if run.everybody and host in run.everybody.attached:
+        story.next = prospects.of_member(status.state, watching, host, run.root)
+    else:
+        story.next = prospects.of_host(status.state, told, limits, now, watching, by_hand)
     story.facts = {"host": status.fields(), "watcher": watching.where or None}
     return story
 

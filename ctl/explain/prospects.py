@@ -6,6 +6,7 @@ ledger): a change there changes a row of the table here.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,24 @@ def of_host(
     if not watching.where:
         return [f"no watcher runs, so nobody acts on it (ctl watch); {by_hand}"]
     return [f"{watching.words} {_deed(state, told, limits, now)}", by_hand]
+
+
+def of_member(state: str, watching: Watching, host: str, root: str) -> list[str]:
+    """What happens to a worker that attached by itself: nobody starts it, its work returns."""
+    if state in _QUIET:
+        return [_QUIET[State(state)]]
+    by_hand = f"by hand: {for_member(host, root)}"
+    if state == State.STOPPED:
+        return ["nothing until it attaches again", by_hand]
+    if not watching.where:
+        return [f"no watcher runs, so nobody returns its work (ctl watch); {by_hand}"]
+    return [f"{watching.words} returns its work once it is fenced, and never starts it", by_hand]
+
+
+def for_member(host: str, root: str) -> str:
+    """What to type about a member that is not well."""
+    again = f"fsworker attach --root {shlex.quote(root)} --name {shlex.quote(host)}"
+    return f"on its machine: {again}; to let it go: ctl drain {shlex.quote(host)}"
 
 
 _QUIET = {

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
-from ctl import beats
+from ctl import beats, departed
 from ctl.launchers.base import Launcher, Probe, Started, Stopped
 from ctl.launchers.errors import LaunchError
 from ctl.launchers.replies import ProcessState
@@ -29,6 +29,8 @@ class AttachedLauncher:
 
     name: ClassVar[str] = "attached"
     verbs: frozenset[str] = frozenset({"probe", "stop"})
+    silent_after: float | None = None
+    """Seconds of silence after which a worker holds no stop any more. None: it always does."""
 
     def start(self, host: str, request: LaunchRequest) -> Started:
         """Refused: it comes by itself."""
@@ -42,15 +44,35 @@ class AttachedLauncher:
     def stop(
         self, host: str, root: str, launch: int, *, grace: float, kill_after: float | None = None
     ) -> Stopped:
-        """Wait until the worker, told by its stop intent, has said goodbye."""
+        """Wait until the worker, told by its stop intent, has said goodbye, or is known to be over.
+
+        It is when its processes are proven gone on this machine, or it is silent for long enough.
+        """
         store, end = Store(root), time.monotonic() + grace + SLACK
         ran = not beats.is_over(store, host)
         while not beats.is_over(store, host):
+            over, words = self._over(store, host, launch)
+            if over:
+                return Stopped(True, warnings=(f"{words}; nothing more to stop",))
             if time.monotonic() >= end:
-                left = ProcessState(None, "not known to have ended", "attached worker")
-                return Stopped(True, (left,))
+                return Stopped(True, (ProcessState(None, words, "attached worker"),))
             time.sleep(POLL)
         return Stopped(ran)
+
+    def _over(self, store: Store, host: str, launch: int) -> tuple[bool, str]:
+        """Whether a worker that said no goodbye is over all the same, and what tells."""
+        try:
+            quiet = departed.silence(store, host)
+        except FileNotFoundError:
+            return False, "not known to have ended"  # it says goodbye at this moment
+        if departed.ended_here(store, host, launch):
+            return True, f"its processes on this machine are gone, {quiet}"
+        limit = self.silent_after
+        if limit is None or quiet.seconds <= beats.LATE:
+            return False, "not known to have ended"
+        if quiet.seconds > limit:
+            return True, str(quiet)
+        return False, f"{quiet}, which is taken for its end after {limit:g} s: try again then"
 
     def examine(self, host: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Nobody can be asked."""
@@ -68,8 +90,11 @@ class Mixed:
 
     name: ClassVar[str] = "mixed"
 
-    def __init__(self, launcher: Launcher, attached: Iterable[str]) -> None:
+    def __init__(
+        self, launcher: Launcher, attached: Iterable[str], silent_after: float | None = None
+    ) -> None:
         self._launcher, self._joined = launcher, AttachedLauncher()
+        self._joined.silent_after = silent_after
         self._attached = frozenset(attached)
         self.verbs = launcher.verbs
 
