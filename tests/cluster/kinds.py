@@ -169,7 +169,7 @@ class Kinds:
         # Slurm starts it at once, and drains the node where the job is still ending.
         wait_until(lambda: gone(before["pid"]), 60, "the end of its worker")
         wait_until(lambda: site.run("squeue", "-h", "-w", node) == "", 60, "an empty node")
-        wait_until(lambda: self._resumed(node, job), 120, "the job on its node again")
+        wait_until(lambda: self._resumed(node, job), 240, "the job on its node again")
         self._again("slurm-a", before)
 
     def _resumed(self, node: str, job: str) -> bool:

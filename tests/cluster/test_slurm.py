@@ -20,7 +20,7 @@ from tests.support.ctlrun import Ctl, json_lines
 from tests.support.jobs import COMMAND
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 WHO = "whose:who"
 CODE = """
