@@ -114,6 +114,7 @@ def test_a_machine_without_power_and_one_that_freezes_lose_their_claims(run: Run
     assert scene.same(after, "node2", "boot_id")
 
 
+@pytest.mark.long
 def test_a_machine_that_boots_anew_and_one_without_network_lose_their_claims(run: Run) -> None:
     """The first is known by its boot and started; the second goes on when it is back."""
     scene = Scene(run, "node3", "node1")

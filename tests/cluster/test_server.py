@@ -138,6 +138,7 @@ def test_a_server_that_starts_anew_costs_nothing_but_time(runs: Runs, server: Se
 FILL = "dd if=/dev/zero of=/small/fill{i} bs={size} conv=fsync 2>/dev/null"
 
 
+@pytest.mark.long
 def test_a_full_disk_is_waited_out(runs: Runs, server: Server) -> None:
     trial = Trial(runs, 2 * SECONDS)
     runs["hard"].sh(
@@ -153,6 +154,7 @@ def test_a_full_disk_is_waited_out(runs: Runs, server: Server) -> None:
     trial.end(refused=True)
 
 
+@pytest.mark.long
 def test_a_quota_that_shows_only_when_a_file_is_closed_is_waited_out(
     runs: Runs, server: Server
 ) -> None:

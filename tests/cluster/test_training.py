@@ -91,6 +91,7 @@ def trained(seeds: tuple[int, ...], episodes: int) -> list[list[float]]:
     return found
 
 
+@pytest.mark.long
 def test_rounds_are_those_of_one_process_though_a_job_changes_machines(run: Run) -> None:
     """In its second episode a machine freezes; it thaws when its job is at work elsewhere."""
     group = ("--federation-group", "g", "--federation-size", str(len(SEEDS)))
