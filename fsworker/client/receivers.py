@@ -214,6 +214,8 @@ class Piece:
         except (TypeError, ValueError, IndexError):
             log.warning("a result row is not one: %.100r", row)
             return
+        if self._known[index]:
+            return  # again, perhaps when all were taken and the strip is empty
         self._known[index] = 1
         value = value if status == outcomes.OK else Failed(task_error(status, value))
         self._strip.put(place, value)

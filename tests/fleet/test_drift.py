@@ -25,7 +25,7 @@ def drift(ctl: Ctl, root: Path) -> list[dict[str, Any]]:
 def old_enough(ctl: Ctl, root: Path) -> bool:
     """Whether the workers have beaten often enough for a later one to be younger for certain."""
     beats = [host["raw"] for host in ctl.status(root)["hosts"]]
-    return all(beat and beat["seq"] >= 4 for beat in beats)
+    return all(beat and beat["seq"] >= 8 for beat in beats)
 
 
 def test_new_code_is_told_from_old_until_every_host_has_it(tmp_path: Path) -> None:

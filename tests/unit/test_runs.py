@@ -100,6 +100,19 @@ def test_a_piece_of_a_strip_takes_runs_whole_in_part_and_once() -> None:
     assert strip.complete and not strip.flawless
 
 
+def test_results_that_come_again_when_all_were_taken_are_passed_over() -> None:
+    """First early, in a part, and then in the result of the whole batch."""
+    strip = Strip(TERMS, 3)
+    strip.records = [b"\x01"] * 3
+    _, piece = strip.cut(3)
+    row = ["ok", 0, ["a", "b", "c"], 0.0]
+    piece.take([row])
+    strip.values.clear()  # as `map` does with what it hands out
+    piece.take([row])
+    piece.fail(RuntimeError("left out"))
+    assert strip.complete and strip.flawless
+
+
 def test_tasks_that_were_never_sent_keep_their_places_between_those_of_a_run() -> None:
     strip = Strip(TERMS, 3)
     strip.records, strip.places = [b"\x01"] * 2, [0, 2]
