@@ -176,6 +176,8 @@ class Kinds:
         """Have a node back, which may have come by itself when it was heard of, and its job."""
         for what in ((f"NodeName={node}", "State=RESUME"), (f"JobId={job}", "StartTime=now")):
             self.site.run("scontrol", "update", *what, check=False)
+        # It is held where its launch failed because the node was not quite there yet.
+        self.site.run("scontrol", "release", job, check=False)
         time.sleep(1.0)
         return self._state(job) == "RUNNING"
 
