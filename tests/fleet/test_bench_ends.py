@@ -24,7 +24,7 @@ def test_nothing_is_left_of_a_measurement(tmp_path: Path, number: signal.Signals
     argv += ["--only", "idle"]  # its driver is in the middle of a command for ten seconds
     with Spawned(token) as spawned:
         bench = spawned.start(argv, env={**env, "PYTHONPATH": str(REPO)})
-        beats = "bench-fleet_map-*/work/fleet/runs/bench/status/bench2.json"
+        beats = "bench-fleet_map-*/*/fleet/runs/bench/status/bench2.json"
         wait_until(lambda: list(tmp_path.glob(beats)), 60, "its fleet")
         bench.send_signal(number)
         assert bench.wait(60) == (143 if number == signal.SIGTERM else -9)
