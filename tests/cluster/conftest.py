@@ -46,8 +46,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByRig(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            alone = ("test_slurm.py", "test_systemd.py")
-            return "slurm" if any(name in nodeid for name in alone) else "machines"
+            return "others" if any(name in nodeid for name in OTHERS) else "machines"
 
     return ByRig(config, log)
 
