@@ -104,10 +104,12 @@ def limit(store_meanwhile: bool = False) -> Merge:
 
 def _ours(digests: bool, rule: str = "fedavg") -> Merge:
     from fedavg.checkpoint import open_checkpoint
+    from fedavg.engine.compiled import loops
     from fedavg.merging import Contribution, merge
     from fedavg.strategies import rule as rule_named
 
     of = rule_named(rule)
+    loops()
 
     def run(out: str, counts: list[int], files: list[str]) -> None:
         opened = [open_checkpoint(path) for path in files]

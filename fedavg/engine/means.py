@@ -2,7 +2,7 @@
 
 Two threads share one interpreter, and a call of torch holds it for some microseconds: with five
 calls a block they spend a fifth of their time waiting for each other. Here a block takes two, and
-what is left (the division, the cast) is done for the piece.
+what is left (the division, the cast) is done for the piece. `compiled` has a faster way for most.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedavg.arithmetic import squared_distances
+from fedavg.arithmetic import shares, squared_distances
+from fedavg.engine.compiled import CompiledMeans
 from fedavg.engine.inputs import Block, Inputs, Models, Rows
 from fedavg.engine.means import Means
 from fedavg.engine.pieces import Piece
@@ -57,6 +58,7 @@ class Merger:
         self._reader = Reader()
         self._models = Models(inputs, self._reader)
         self._means = Means(self._models, self._reader, inputs.weights)
+        self._compiled = CompiledMeans(inputs.models, *shares(inputs.weights), self._reader)
         self._initial = rule.initial_state()
 
     def __call__(self, piece: Piece) -> None:
@@ -70,13 +72,15 @@ class Merger:
         kind = self._rule.kind if piece.action == "rule" else without_step(self._rule.kind)
         count = piece.stop - piece.start
         dtype = dtype_of(self._inputs.models[0].entries[piece.key].dtype)
-        rows = self._models.read(piece, kind.needs_base)
         state = self._read_state(piece, kind)
         out = self._reader.space("out", 1, count, dtype)[0]
-        if kind.mean and not rows.own:
-            self._means.take(rows, out)
-        else:
-            self._apply(piece, kind, rows, out, state)
+        plain = kind.mean and not self._inputs.bases
+        if not plain or not self._compiled.take(piece.key, piece.start, out):
+            rows = self._models.read(piece, kind.needs_base)
+            if plain:
+                self._means.take(rows, out)
+            else:
+                self._apply(piece, kind, rows, out, state)
         if not all(is_finite(values) for values in (out, *state.values())):
             raise NotFinite(piece)
         self._write_state(piece, state)

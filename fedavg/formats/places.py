@@ -19,6 +19,12 @@ class Place:
     row_major: bool
 
 
+def at_once(entry: Entry) -> Place | None:
+    """The place of an entry whose elements lie in a row, so that any piece is one read."""
+    place = entry.place
+    return place if isinstance(place, Place) and place.row_major else None
+
+
 def read_place(entry: Entry, start: int, stop: int, buffer: memoryview) -> None:
     """Bytes of an entry whose place is a `Place`."""
     place: Place = entry.place

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fedavg.formats.descriptors import POOL
 from fedavg.formats.errors import DamagedCheckpoint, UnsupportedCheckpoint
@@ -44,6 +46,15 @@ class Source:
                 POOL.drop(self, lent)
             finally:
                 POOL.give_back(lent)
+
+    @contextmanager
+    def lent(self) -> Iterator[int]:
+        """A descriptor of it, for who reads by other means; raises what opening it raises."""
+        lent = POOL.borrow(self)
+        try:
+            yield lent.fd
+        finally:
+            POOL.give_back(lent)
 
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes from `offset`; for headers, not for tensors."""

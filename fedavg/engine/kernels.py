@@ -1,0 +1,158 @@
+"""Weighted means straight from files, in loops that numba compiles: imported where that is there.
+
+torch makes a mean of calls that each go over the numbers once: widen, multiply, scale, narrow. Here
+some KiB of every file are read, and while they lie in the processor's cache their numbers are
+summed in float64, which then costs no more than float32. All that is one call, during which another
+thread may run Python.
+
+Sums are made in the order of the models, and products are rounded before they are added (no fused
+operations, no fast mathematics): that makes the bytes those of `arithmetic.weighted_mean`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numpy.typing import NDArray
+
+BLOCK = 512
+"""Elements whose sums are in work at once: 4 KiB, which stay in the first cache."""
+
+pread: Any = types.ExternalFunction(
+    "pread", types.int64(types.int32, types.voidptr, types.uint64, types.int64)
+)
+"""The C library's."""
+
+
+def compiled(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that compiles for one signature, at once, and keeps the result on disk if it can.
+
+    numba keeps it beside this file, or in the user's cache folder; where it may write to neither,
+    every process compiles anew, which takes a second.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        try:
+            found: Callable[..., Any] = njit(signature, nogil=True, cache=True)(function)
+        except (RuntimeError, OSError):
+            found = njit(signature, nogil=True)(function)
+        return found
+
+    return decorate
+
+
+inlined = njit(error_model="numpy")
+"""For parts of them."""
+
+
+@inlined
+def _read(
+    fds: NDArray[np.int64], offsets: NDArray[np.int64], done: int, rows: Any, size: int
+) -> bool:
+    """Fill the first `size` bytes of row k from byte offsets[k] + done of fds[k].
+
+    False where a file ends or cannot be read; why is for others to find out.
+    """
+    for k in range(len(fds)):
+        at = 0
+        while at < size:
+            got = pread(fds[k], rows[k, at:].ctypes, size - at, offsets[k] + done + at)
+            if got <= 0:
+                return False
+            at += got
+    return True
+
+
+@inlined
+def _sum_floats(rows: Any, start: int, stop: int, weights: NDArray[np.float64], total: Any) -> None:
+    """Put Σ weights[k] rows[k, start:stop] into `total`."""
+    count, k = len(rows), 0
+    total[:] = 0.0
+    while k + 3 < count:  # four at a time: a sum is loaded and stored a quarter as often
+        a, b = rows[k, start:stop], rows[k + 1, start:stop]
+        c, d = rows[k + 2, start:stop], rows[k + 3, start:stop]
+        u, v, w, x = weights[k], weights[k + 1], weights[k + 2], weights[k + 3]
+        for j in range(len(total)):
+            total[j] = total[j] + u * a[j] + v * b[j] + w * c[j] + x * d[j]
+        k += 4
+    while k < count:
+        a, u = rows[k, start:stop], weights[k]
+        for j in range(len(total)):
+            total[j] += u * a[j]
+        k += 1
+
+
+@compiled("boolean(int64[::1], int64[::1], float32[:,::1], float64[::1], float64, float32[::1])")
+def mean_of_floats(
+    fds: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    room: NDArray[np.float32],
+    weights: NDArray[np.float64],
+    factor: float,
+    out: NDArray[np.float32],
+) -> bool:
+    """Write factor x Σ weights[k] x_k to `out` (n,), x_k being n numbers from offsets[k] of fds[k].
+
+    `room` (K, any) is for what is read at once. False, and `out` is of no use, where a file cannot
+    be read: `_read`.
+    """
+    width, sums = room.shape[1], np.empty(BLOCK, np.float64)
+    for begin in range(0, len(out), width):
+        there = min(width, len(out) - begin)
+        if not _read(fds, offsets, begin * 4, room.view(np.uint8), there * 4):
+            return False
+        for start in range(0, there, BLOCK):
+            stop = min(start + BLOCK, there)
+            total, result = sums[: stop - start], out[begin + start : begin + stop]
+            _sum_floats(room, start, stop, weights, total)
+            for j in range(len(total)):
+                result[j] = total[j] * factor
+    return True
+
+
+@inlined
+def _sum_bfloats(
+    rows: Any, start: int, stop: int, weights: NDArray[np.float64], bits: Any, total: Any
+) -> None:
+    """The same for the bits of bfloat16 numbers, which are the upper halves of float32 ones."""
+    count, k = len(rows), 0
+    total[:] = 0.0
+    value = bits.view(np.float32)
+    for k in range(count):
+        row, weight = rows[k, start:stop], weights[k]
+        for j in range(len(total)):
+            bits[j] = np.uint32(row[j]) << np.uint32(16)
+        for j in range(len(total)):
+            total[j] += weight * value[j]
+
+
+@compiled("boolean(int64[::1], int64[::1], uint16[:,::1], float64[::1], float64, uint16[::1])")
+def mean_of_bfloats(
+    fds: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    room: NDArray[np.uint16],
+    weights: NDArray[np.float64],
+    factor: float,
+    out: NDArray[np.uint16],
+) -> bool:
+    """The same for bfloat16: by way of float32, as in torch, and to even where halfway."""
+    width, sums, words = room.shape[1], np.empty(BLOCK, np.float64), np.empty(BLOCK, np.uint32)
+    for begin in range(0, len(out), width):
+        there = min(width, len(out) - begin)
+        if not _read(fds, offsets, begin * 2, room.view(np.uint8), there * 2):
+            return False
+        for start in range(0, there, BLOCK):
+            stop = min(start + BLOCK, there)
+            n = stop - start
+            total, bits, result = sums[:n], words[:n], out[begin + start : begin + stop]
+            _sum_bfloats(room, start, stop, weights, bits, total)
+            value = bits.view(np.float32)
+            for j in range(n):
+                value[j] = total[j] * factor
+            for j in range(n):
+                odd = (bits[j] >> np.uint32(16)) & np.uint32(1)
+                result[j] = (bits[j] + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+    return True

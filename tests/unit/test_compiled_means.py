@@ -1,0 +1,149 @@
+"""Means by compiled loops: the same bytes as without them, and the same sentences."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedavg.checkpoint import Checkpoint, open_checkpoint
+from fedavg.engine import compiled
+from fedavg.formats.errors import DamagedCheckpoint
+from fedavg.merging import Contribution, merge
+from fedavg.strategies import rule
+
+pytestmark = pytest.mark.unit
+
+KINDS = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Use the loops for merges of any size; what each of their calls answered."""
+    assert set(compiled.loops()) == set(KINDS), "this environment should have numba"
+    answers: list[bool] = []
+    take = compiled.CompiledMeans.take
+
+    def recorded(self: compiled.CompiledMeans, key: str, start: int, out: Tensor) -> bool:
+        answers.append(take(self, key, start, out))
+        return answers[-1]
+
+    monkeypatch.setattr(compiled.CompiledMeans, "take", recorded)
+    monkeypatch.setattr(compiled, "WORTH", 0)
+    yield answers
+
+
+def saved(folder: Path, count: int, tree: dict[str, Tensor] | None = None) -> list[Contribution]:
+    """Models that are saved in a folder, with values of very different sizes."""
+    found = []
+    for i in range(count):
+        torch.manual_seed(i)
+        path = folder / f"{i}.pt"
+        torch.save(tree or {"w": wild(3, 1001), "b": wild(7).bfloat16(), "s": wild()}, path)
+        found.append(Contribution(f"{i:02}", open_checkpoint(path), 100 + 37 * i))
+    return found
+
+
+def wild(*shape: int) -> Tensor:
+    return torch.randn(shape) * torch.rand(shape).mul(12).exp()
+
+
+def merged(inputs: list[Contribution], out: Path, name: str = "fedavg", threads: int = 2) -> bytes:
+    merge(rule(name), inputs, str(out), threads=threads)
+    return out.read_bytes()
+
+
+@pytest.mark.parametrize("room", [64, 4096, compiled.ROOM])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 13])
+def test_the_bytes_are_those_of_a_merge_without(
+    used: list[bool], tmp_path: Path, count: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "ROOM", room)
+    monkeypatch.setattr(compiled, "LEAST_READ", 16)
+    inputs = saved(tmp_path, count)
+    with_loops = merged(inputs, tmp_path / "with")
+    assert used and all(used)
+    monkeypatch.setattr(compiled, "WORTH", 1 << 60)
+    assert with_loops == merged(inputs, tmp_path / "without")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_halves_go_to_even_and_overflow_is_not_hidden(
+    used: list[bool], tmp_path: Path, kind: torch.dtype
+) -> None:
+    step = 2.0 ** -(7 if kind == torch.bfloat16 else 23)
+    pairs = [(1.0, 1 + step), (1 + step, 1 + 2 * step), (-1.0, -1 - step), (0.0, -0.0)]
+    inputs = []
+    for i, column in enumerate(zip(*pairs, strict=True)):
+        path = tmp_path / f"{i}.pt"
+        torch.save({"w": torch.tensor(column, dtype=kind)}, path)
+        inputs.append(Contribution(str(i), open_checkpoint(path), 1))
+    merged(inputs, tmp_path / "out")
+    found = torch.load(tmp_path / "out", weights_only=True)["w"]
+    assert found.tolist() == [1.0, 1 + 2 * step, -1.0, 0.0] and all(used)
+
+    for i in range(2):
+        torch.save({"w": torch.tensor([1.0, float("inf") if i else 1.0], dtype=kind)},
+                   tmp_path / f"{i}.pt")  # fmt: skip
+    spoilt = [Contribution(str(i), open_checkpoint(tmp_path / f"{i}.pt"), 1) for i in range(2)]
+    with pytest.raises(Exception, match=r"1.*w.*finite"):
+        merged(spoilt, tmp_path / "none")
+
+
+def test_what_does_not_lie_in_a_row_goes_the_usual_way(used: list[bool], tmp_path: Path) -> None:
+    inputs = saved(tmp_path, 3, {"turned": wild(40, 30).T, "plain": wild(9)})
+    merged(inputs, tmp_path / "out")
+    assert sorted(used) == [False, True]
+    found = torch.load(tmp_path / "out", weights_only=True)
+    assert found["turned"].shape == (30, 40)
+
+
+def test_a_file_that_was_cut_is_named(used: list[bool], tmp_path: Path) -> None:
+    inputs = saved(tmp_path, 3)
+    os.truncate(tmp_path / "1.pt", 5000)
+    with pytest.raises(DamagedCheckpoint, match=r"1\.pt"):
+        merged(inputs, tmp_path / "out")
+    assert False in used and not (tmp_path / "out").exists()
+
+
+def test_other_types_and_rules_do_without(used: list[bool], tmp_path: Path) -> None:
+    inputs = saved(tmp_path, 3, {"w": wild(9).half(), "d": wild(9).double()})
+    merged(inputs, tmp_path / "out")
+    assert used == [False, False]
+    merged(inputs, tmp_path / "median", "median")
+    assert len(used) == 2
+
+
+def test_small_merges_do_not_load_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "loops", lambda: pytest.fail("loaded for some bytes"))
+    merged(saved(tmp_path, 2), tmp_path / "out")
+
+
+@pytest.mark.parametrize("fault", [ImportError("no numba"), RuntimeError("unknown processor")])
+def test_where_numba_is_missing_or_broken_merges_do_without(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def find_spec(self, name: str, path: object, target: object = None) -> None:
+            if name == "fedavg.engine.kernels":
+                raise fault
+
+    monkeypatch.delitem(sys.modules, "fedavg.engine.kernels", raising=False)
+    monkeypatch.delattr("fedavg.engine.kernels", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    assert compiled.loops.__wrapped__() == {}
+
+
+def test_descriptors_are_given_back(used: list[bool], tmp_path: Path) -> None:
+    inputs = saved(tmp_path, 3)
+    merged(inputs, tmp_path / "out")
+    opened: list[Checkpoint] = [given.checkpoint for given in inputs]
+    before = len(os.listdir("/proc/self/fd"))
+    for checkpoint in opened:
+        checkpoint.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 3
