@@ -58,6 +58,26 @@ class Answer(NamedTuple):
         return cls(shard, host, life, float(at))
 
 
+class Laps:
+    """Where the time goes: each part of the program, and its seconds on this machine."""
+
+    def __init__(self, report: Report) -> None:
+        self._report, self._at = report, time.monotonic()
+        self._seconds: dict[str, float] = {}
+
+    def end(self, part: str) -> None:
+        """A part is over; another one begins."""
+        now = time.monotonic()
+        self._seconds[part] = now - self._at
+        self._at = now
+        self._report.say(f"{part}: {self._seconds[part]:.0f} s, load {os.getloadavg()[0]:.1f}")
+
+    def tell(self) -> None:
+        self._report.figures["parts"] = self._seconds
+        rows = [(part, round(seconds)) for part, seconds in self._seconds.items()]
+        self._report.table("where the time went", ("", "seconds"), rows)
+
+
 @contextmanager
 def ground() -> Iterator[Cluster]:
     """The cluster that runs, or one of our own."""
@@ -77,7 +97,7 @@ def ground() -> Iterator[Cluster]:
 
 
 def play(
-    run: Run, events: Events, minutes: float, report: Report
+    run: Run, events: Events, minutes: float, report: Report, laps: Laps
 ) -> tuple[dict[str, Any], list[Answer]]:
     """Everything that happens; the sender's summary, and its answers."""
     out = f"/run/chaos-{secrets.token_hex(3)}"
@@ -85,18 +105,21 @@ def play(
     command = f"{run.python(words)} >{out}.err 2>&1 </dev/null; : >{out}.over"
     run.sh(f"setsid sh -c {shlex.quote(command)} >/dev/null 2>&1 </dev/null &")
     run.wait(f"[ -s {out}.log ] || [ -e {out}.over ]", what="the first answer")
+    laps.end("first answer")
     end = time.monotonic() + 60 * minutes
     while time.monotonic() < end and run.sh(f"test -e {out}.over", check=False).returncode:
         event = events.once()
         report.say(f"{event.what} {event.host}, over after {_uptime(run) - event.at:.0f} s")
         events.rest()
-    report.say("all is put right")
+    laps.end("events")
     run.wait_ready(SETTLING)
+    laps.end("all ready")
     run.sh(f": >{out}.end")
     run.wait(f"[ -e {out}.over ]", SETTLING, "all answers")
     error = run.sh(f"cat {out}.err").stdout
     assert run.sh(f"test -e {out}", check=False).returncode == 0, f"the sender failed: {error}"
     answers = list(map(Answer.of, run.sh(f"cat {out}.log").stdout.splitlines()))
+    laps.end("last answers")
     return json.loads(run.sh(f"cat {out}").stdout), answers
 
 
@@ -189,17 +212,24 @@ def main() -> int:
         print(why, file=sys.stderr)
         return 2
     report = Report("chaos", args)
+    laps = Laps(report)
     minutes = args.minutes or (QUICK_MINUTES if args.quick else MINUTES)
     with ground() as cluster:
+        laps.end("boot")
         run = Run(cluster, "chaos")
         events = Events(run, random.Random(args.seed), QUICK if args.quick else LONG)
         try:
             run.start("--watch", **WATCH)
-            told, answers = play(run, events, minutes, report)
+            laps.end("start")
+            told, answers = play(run, events, minutes, report, laps)
             judge(run, events.past, told, answers, report)
+            laps.end("audit and stop")
         finally:
             events.put_right()
             run.close()
+            laps.end("removal")
+    laps.end("switching off")
+    laps.tell()
     return report.finish()
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,6 +72,7 @@ class Cluster:
     def boot(cls, folder: Path, workers: int = 3, *, stay: bool = False) -> Cluster:
         """Start everything below `folder`, which is made; ready when all can be reached."""
         folder.mkdir(parents=True)
+        _compile()
         kernel, initrd = vmimage.build(folder)
         make_key(folder / "client_key")
         wires = [Wire() for _ in range(workers)]
@@ -161,6 +163,16 @@ class Cluster:
             f"cp {self.folder}/known_hosts /root/.ssh/known_hosts\n"
             f"install -m 600 {self.folder}/client_key /root/.ssh/id_ed25519"
         )
+
+
+def _compile() -> None:
+    """Compile what machines import: else each would, on an emulated processor, after every boot.
+
+    They see this checkout read-only, and what they write they forget.
+    """
+    names = ("ctl", "fsworker", "fedavg", "tests/cluster", "tests/support")
+    argv = [sys.executable, "-m", "compileall", "-q", *(str(REPO / name) for name in names)]
+    subprocess.run(argv, check=False)  # what is wrong in it will be said when it is imported
 
 
 def _machine(
