@@ -154,7 +154,8 @@ def parse(data: bytes, file: str) -> list[Entry]:
         if not line or line.startswith(b"#"):
             continue
         try:
-            found.append(_parse_line(line.decode("ascii"), file, number))
+            # A comment may be in any encoding, and a revoked key stays revoked whoever's it is.
+            found.append(_parse_line(line.decode("utf-8", "surrogateescape"), file, number))
         except ValueError as error:
             log.warning("%s:%d is damaged and skipped: %s", file, number, error)
     return found
@@ -163,7 +164,8 @@ def parse(data: bytes, file: str) -> list[Entry]:
 def _parse_line(line: str, file: str, number: int) -> Entry:
     marker = ""
     if line.startswith("@"):
-        marker, _, line = line.partition(" ")
+        marker, *rest = line.split(None, 1)
+        line = rest[0] if rest else ""
         if marker not in (REVOKED, CA):
             raise ValueError(f"unknown marker {marker}")
     fields = line.split(None, 3)
@@ -172,9 +174,9 @@ def _parse_line(line: str, file: str, number: int) -> Entry:
     hosts, kind, text = fields[:3]
     try:
         key = base64.b64decode(text, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise ValueError(f"the key is not base64 ({error})") from None
-    name = kind.encode()
+    name = kind.encode("utf-8", "surrogateescape")
     if key[: 4 + len(name)] != len(name).to_bytes(4, "big") + name:
         raise ValueError(f"the key is not of the type {kind}")
     return Entry(file, number, hosts, kind, key, marker)

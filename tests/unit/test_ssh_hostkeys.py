@@ -134,16 +134,37 @@ def test_damaged_lines_are_named_and_skipped(caplog):
         b"n5 ssh-ed25519 AAAA",
         b"\xff\xfe\x00",
         b"@what n6 ssh-ed25519 " + b64(KEY).encode(),
+        b"@revoked",
+        b"n6 ssh-ed25519 \xfc" + b64(KEY).encode(),
         good.replace(b"n1", b"n7") + b"\r",
     ]
     with caplog.at_level(logging.WARNING):
         found = hostkeys.parse(b"\n".join(lines), "/etc/known")
     assert [e.hosts for e in found] == ["n1", "n7"]
-    assert [e.line for e in found] == [1, 10]
+    assert [e.line for e in found] == [1, 12]
     named = [r.getMessage() for r in caplog.records]
-    assert len(named) == 6
-    for number, text in zip((4, 5, 6, 7, 8, 9), named, strict=True):
+    assert len(named) == 8
+    for number, text in zip(range(4, 12), named, strict=True):
         assert text.startswith(f"/etc/known:{number} is damaged")
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["@revoked\t{hosts} {key}", "@revoked \t {hosts}\t{key}", "@revoked {hosts} {key} m\xfcller"],
+    ids=["tab", "blanks", "latin-1"],
+)
+def test_a_revoked_key_stays_revoked_however_its_line_is_written(form, caplog):
+    text = form.format(hosts="n1", key=f"{ED} {b64(KEY)}").encode("latin-1")
+    found = hostkeys.parse(text + b"\n" + line("n1").encode(), "/k")
+    assert not caplog.records
+    assert hostkeys.verdict(found, ["n1"], ED, KEY).state == "revoked"
+
+
+def test_a_comment_in_any_encoding_is_no_damage(caplog):
+    good = f"n1 {ED} {b64(KEY)} m\xfcller@n\xe4he"
+    for text in (good.encode(), good.encode("latin-1")):
+        assert [e.key for e in hostkeys.parse(text, "/k")] == [KEY]
+    assert not caplog.records
 
 
 def test_a_type_that_we_do_not_speak_is_not_damage(caplog):
