@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ctl.mounts import mount_of, parse
@@ -24,7 +24,8 @@ LITTLE_SPACE = 1 << 30
 FEW_INODES = 100_000
 FEW_FILES = 1024
 FEW_PROCESSES = 1024
-_STARTUPS = re.compile(r"^\s*MaxStartups\s+(\d+)[:\d]*", re.MULTILINE | re.IGNORECASE)
+NEARLY_FULL = 0.9
+_STARTUPS = re.compile(r"^\s*MaxStartups(?:\s*=\s*|\s+)\"?((\d+)[:\d]*)", re.M | re.I)
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Here:
     digest: str
     python: str
     width: int
+    packages: Mapping[str, str | None] = field(default_factory=dict)
 
 
 Facts = Mapping[str, Any]
@@ -96,13 +98,19 @@ def _python(facts: Facts, here: Here) -> Iterator[Check]:
 
 
 def _packages(facts: Facts, here: Here) -> Iterator[Check]:
-    missing = [name for name, version in facts["packages"].items() if version is None]
+    there = facts["packages"]
+    missing = [name for name, version in there.items() if version is None]
+    words = ", ".join(f"{n} {v}" for n, v in there.items())
+    ours = {n: here.packages.get(n) for n in there}
+    others = [f"{n} {v}" for n, v in ours.items() if v is not None and v != there[n]]
     if missing:
         yield Check(
             FAIL, "packages", f"missing: {', '.join(missing)}", "install shardfleet there by pip"
         )
+    elif others:
+        told = f"{words}; the head has {', '.join(others)}"
+        yield Check(WARN, "packages", told, "install the same versions, or use a bundle")
     else:
-        words = ", ".join(f"{n} {v}" for n, v in facts["packages"].items())
         yield Check(OK, "packages", words)
 
 
@@ -152,6 +160,28 @@ def _space(facts: Facts, here: Here) -> Iterator[Check]:
         yield Check(OK, "space", words)
 
 
+def _quota(facts: Facts, here: Here) -> Iterator[Check]:
+    found = facts["quota"]
+    if found is None:
+        yield Check(OK, "quota", "no tool tells of one; the write that was tried went through")
+        return
+    full, told = [], []
+    for what, used, limit, size in (
+        ("GiB", found["used"], found["limit"], 1 << 20),
+        ("files", found["files"], found["files_limit"], 1),
+    ):
+        if limit:
+            told.append(f"{_amount(used / size)} of {_amount(limit / size)} {what}")
+            full += [what] if used >= NEARLY_FULL * limit else []
+    words = ", ".join(told) + " are used" if told else "this account has no limit"
+    advice = "remove what is not needed, or ask for more: a full quota stops all work"
+    yield Check(WARN, "quota", words, advice) if full else Check(OK, "quota", words)
+
+
+def _amount(number: float) -> str:
+    return f"{number:,.1f}" if number % 1 else f"{number:,.0f}"
+
+
 def _limits(facts: Facts, here: Here) -> Iterator[Check]:
     files, processes = facts["limits"]["files"][0], facts["limits"]["processes"][0]
     words = f"open files {_number(files)}, processes {_number(processes)}"
@@ -175,10 +205,17 @@ def _logout(facts: Facts, here: Here) -> Iterator[Check]:
 
 
 def _sshd(facts: Facts, here: Here) -> Iterator[Check]:
+    if facts["sshd"] is None:
+        yield Check(OK, "sshd", "this account may not read MaxStartups, or none runs")
+        return
     match = _STARTUPS.search(facts["sshd"])
-    if match and int(match[1]) < min(here.width, 10):
-        words = f"MaxStartups {match[0].split()[1]}, and up to {here.width} logins at once"
+    if match is None:
+        yield Check(OK, "sshd", "MaxStartups is the default")
+    elif int(match[2]) < min(here.width, 10):
+        words = f"MaxStartups {match[1]}, and up to {here.width} logins at once"
         yield Check(WARN, "sshd", words, "it matters behind a gateway: lower --width, or raise it")
+    else:
+        yield Check(OK, "sshd", f"MaxStartups {match[1]}")
 
 
 def _clock(facts: Facts, here: Here) -> Iterator[Check]:
@@ -229,6 +266,7 @@ _CHECKS: dict[str, Callable[[Facts, Here], Iterator[Check]]] = {
     "rename": _rename,
     "trial": _trial,
     "space": _space,
+    "quota": _quota,
     "limits": _limits,
     "clock": _clock,
     "login": _logout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
 import secrets
 import threading
@@ -23,6 +24,7 @@ from fsworker.protocol.fsops import Store, storage_error
 
 CALL, ANSWER = "call~", "answer~"
 LOOK_EVERY = 0.02
+NEEDED = ("click", "msgpack")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ def examine(
     patient: Patient, launcher: Launcher, hosts: Sequence[str], width: int
 ) -> dict[str, list[Check]]:
     """The lines about each host. StorageError when this side cannot write to the root."""
-    here = Here(fsworker.__version__, package_digest(), platform.python_version(), width)
+    here = Here(
+        fsworker.__version__, package_digest(), platform.python_version(), width, _packages()
+    )
     with _trials(patient) as folder, _answering(patient.store, folder):
         outcomes = fan_out(
             hosts,
@@ -64,6 +68,11 @@ def examine(
     for host, checks in drifting.judge(facts, patient.running).items():
         found[host] += checks
     return found
+
+
+def _packages() -> dict[str, str]:
+    """The head's versions of what workers import."""
+    return {name: importlib.metadata.version(name) for name in NEEDED}
 
 
 def _unreached(error: BaseException | None) -> Check:

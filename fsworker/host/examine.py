@@ -22,6 +22,7 @@ import fsworker
 from fsworker import bundled
 from fsworker.digest import package_digest
 from fsworker.functions import canonical
+from fsworker.host.account import quota, sshd_config
 from fsworker.host.importable import Tried, tried
 from fsworker.host.logind import session_warnings
 from fsworker.inventory import software
@@ -33,7 +34,6 @@ TRIAL = 1 << 20
 """Bytes that are written to see whether a quota or a full disk says no."""
 ANSWER_WITHIN = 15.0
 LOOK_EVERY = 0.02
-_SSHD = "/etc/ssh/sshd_config"
 
 
 def examine(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,9 +50,10 @@ def examine(request: Mapping[str, Any]) -> dict[str, Any]:
         "mounts": lambda: _read("/proc/self/mountinfo"),
         "real_root": lambda: os.path.realpath(store.root),
         "space": lambda: _space(store),
+        "quota": lambda: quota(store.root),
         "limits": _limits,
         "login": session_warnings,
-        "sshd": lambda: _read(_SSHD),
+        "sshd": sshd_config,
         "clock": lambda: _clock(store, folder, host),
         "visibility": lambda: _visibility(store, folder, host),
         "rename": lambda: _rename(store, folder, host),
