@@ -11,7 +11,7 @@ from typing import Any
 
 from fsworker.errors import FormatError
 from fsworker.protocol import layout
-from fsworker.protocol.fsops import Store
+from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.records import coding
 from fsworker.protocol.records.run import Heartbeat
 
@@ -26,15 +26,20 @@ LATE = 3 * EVERY
 
 def server_now(store: Store) -> float:
     """Now, by the clock that dates heartbeats, even when the disk is full."""
+    return server_clock(store)[0]
+
+
+def server_clock(store: Store) -> tuple[float, str]:
+    """The same, and why the root takes no writes; nothing where it does."""
     try:
-        return store.server_time(layout.STATUS)
+        return store.server_time(layout.STATUS), ""
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         # A full disk takes no probe file; the marker's own time can be set without space.
         marker = store.path(layout.MARKER)
         os.utime(marker)
-        return os.stat(marker).st_mtime
+        return os.stat(marker).st_mtime, str(storage_error(error, "write to", store.root))
 
 
 def beating(store: Store, limit: float) -> list[str]:

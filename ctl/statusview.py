@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctl import health, memory
-from ctl.beats import EVERY, read_beat, server_now
+from ctl.beats import EVERY, read_beat, server_clock
 from ctl.memory import HostMemory
 from ctl.roots import Run, unknown
 from fsworker.protocol import layout
@@ -89,11 +89,12 @@ class Backlog:
 
 @dataclass(frozen=True)
 class Look:
-    """The state of a whole run at one moment."""
+    """The state of a whole run at one moment. `refusal`: why its root takes no writes."""
 
     hosts: tuple[HostStatus, ...]
     backlog: Backlog
     strangers: tuple[str, ...] = ()
+    refusal: str = ""
 
     @property
     def state(self) -> str:
@@ -103,7 +104,9 @@ class Look:
         if any(_lives(h) for h in self.hosts):
             return DEGRADED
         bad = self.hosts and all(h.reason == "status_bad" for h in self.hosts)
-        return UNKNOWN if bad else NOT_RUNNING
+        # Who beats cannot be told where no beat can be written.
+        mute = self.refusal and any(h.reason == "heartbeat_stale" for h in self.hosts)
+        return UNKNOWN if bad or mute else NOT_RUNNING
 
     def totals(self) -> dict[str, int]:
         """Sums over all hosts and shards."""
@@ -126,7 +129,7 @@ class Look:
 def look(run: Run, stale: float) -> Look:
     """Everything about `run` now. UnknownState when its root does not answer."""
     try:
-        now = server_now(run.store)
+        now, refusal = server_clock(run.store)
         names = set(run.store.scan(layout.CTL))
         beats = set(run.store.scan(layout.STATUS))
         since = now - _launched_at(run, now)
@@ -137,7 +140,7 @@ def look(run: Run, stale: float) -> Look:
         )
         known = {layout.status_path(h).rpartition("/")[2] for h in run.hosts}
         strangers = sorted(n for n in beats - known if layout.parse_status_name(n) is not None)
-        return Look(hosts, backlog(run), tuple(strangers))
+        return Look(hosts, backlog(run), tuple(strangers), refusal)
     except OSError as error:
         raise unknown(error, run.root) from None
 

@@ -38,6 +38,9 @@ def command(
     stale = heartbeat_stale or (run.meta.heartbeat_stale if run.meta else 15.0)
     look = statusview.look(run, stale)
     code = statusview.EXIT_CODES[look.state]
+    if look.refusal:
+        waits = "heartbeats and results wait until it takes them"
+        print(f"warning: {render.clean(look.refusal)}; {waits}", file=sys.stderr)
     if as_json:
         render.document(_document(run, look, code))
     elif render.on_terminal():
@@ -61,6 +64,7 @@ def _document(run: roots.Run, look: statusview.Look, code: int) -> dict[str, Any
         "hosts": [host.fields() for host in look.hosts],
         "shards": look.backlog.rows(run.manifest.shard_count),
         "totals": look.totals(),
+        "storage_refuses": look.refusal or None,
         "scheduler": _scheduler(run),
         "aggregator": groupstatus.aggregator(run.store).fields(),
         "unknown_status_files": look.strangers,

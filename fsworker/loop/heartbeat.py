@@ -49,7 +49,8 @@ class Pulse:
         self._store = store
         self.code = CodeNote(store)
         self._seq = 0
-        self._trouble = False
+        self._trouble = ""
+        self._silent_since = 0.0
         self.me = _identify(owner.host)
         self._fixed: dict[str, Any] = {
             "pid": os.getpid(),
@@ -98,11 +99,16 @@ class Pulse:
         except OSError as error:
             if not self._trouble:
                 log.error("cannot write the heartbeat: %s", error)
-            self._trouble = True
+                self._silent_since = time.monotonic()
+            self._trouble = str(error)
             return False
         if self._trouble:
-            log.warning("the heartbeat is written again")
-        self._trouble = False
+            # Why again: the disk that did not take the heartbeat may not have taken the log either.
+            silent = time.monotonic() - self._silent_since
+            log.warning(
+                "the heartbeat is written again; for %.0f s it was not: %s", silent, self._trouble
+            )
+        self._trouble = ""
         return True
 
 

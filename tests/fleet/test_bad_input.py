@@ -418,6 +418,33 @@ def test_a_stop_on_a_full_disk_still_ends_the_workers(ctl: Ctl) -> None:
     assert with_environ(ctl.entry) == []
 
 
+@NEEDS_ROOT
+def test_status_says_that_the_disk_is_full_and_does_not_call_a_run_ended(ctl: Ctl) -> None:
+    disk = ctl.folder / "disk"
+    quoted, python = shlex.quote(str(disk)), f"{shlex.quote(sys.executable)} -m ctl"
+    look = f"{python} status --root {quoted}/run --heartbeat-stale 3 --json"
+    script = [
+        f"mkdir -p {quoted} && mount -t tmpfs -o size=512k tmpfs {quoted}",
+        f"{python} start --root {quoted}/run --fn {ECHO} >/dev/null",
+        f"! cat /dev/zero >{quoted}/filler 2>/dev/null",
+        f"until {look} >full 2>warned; [ $? = 4 ]; do sleep 0.2; done; rm {quoted}/filler",
+        f"until {look} >room 2>silent; do sleep 0.2; done; cp {quoted}/run/ctl/localhost.log log",
+    ]
+    done = inside(ctl, " && ".join(script), "stop", "--root", f"{disk}/run")
+    assert "stopped host=localhost" in done.stdout, done.stderr
+    told = {name: (ctl.folder / name).read_text() for name in ("full", "warned", "room", "silent")}
+    full, room = json.loads(told["full"]), json.loads(told["room"])
+    assert (full["state"], room["state"]) == ("unknown", "running")
+    assert full["storage_refuses"].startswith(
+        f"cannot write to {disk}/run: No space left on device"
+    )
+    assert full["storage_refuses"] in told["warned"] and told["warned"].count("\n") == 1
+    assert (room["storage_refuses"], told["silent"]) == (None, "")
+    again = r"the heartbeat is written again; for \d+ s it was not: .*No space left on device"
+    assert re.search(again, (ctl.folder / "log").read_text())
+    assert with_environ(ctl.entry) == []
+
+
 CHANGES = {
     "drain": ("drain", "n1", "n2"),
     "restart": ("restart", "--rolling"),
