@@ -18,7 +18,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
+from ctl.launchers import sshrefusals
 from ctl.launchers.errors import LaunchError
 
 _DEFAULT_KEYS = tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ed25519"))
@@ -46,6 +48,7 @@ class Settings:
     connect_timeout: float | None = None
     keepalive: int = 15
     proxy: tuple[str, ...] | None = None
+    bind_address: str | None = None
 
     @property
     def known_as(self) -> tuple[str, ...]:
@@ -81,7 +84,7 @@ def effective(
             raise _error(host, f"no ssh is installed here, so {what} cannot be read")
         return parse(host, {"hostname": [host]}, ("ssh",))
     words = [word for k, v in (options or {}).items() for word in ("-o", f"{k}={v}")]
-    return parse(host, ask(host, [*base, *words], timeout), base)
+    return parse(host, ask(host, [*base, *words], timeout), base, options or {})
 
 
 def ssh_argv(config: str | None) -> tuple[str, ...] | None:
@@ -122,8 +125,17 @@ def read_output(text: str) -> dict[str, list[str]]:
     return found
 
 
-def parse(host: str, given: Mapping[str, list[str]], ssh: Sequence[str]) -> Settings:
-    """Settings from what `read_output` found; `ssh` is how ssh is called with the same config."""
+def parse(
+    host: str,
+    given: Mapping[str, list[str]],
+    ssh: Sequence[str],
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> Settings:
+    """Settings from what `read_output` found; `ssh` is how ssh is called with the same config.
+
+    LaunchError for what cannot be followed. `options` are those that won over the config.
+    """
+    sshrefusals.check(host, given, ssh, options)
 
     def one(keyword: str, default: str = "") -> str:
         value = given.get(keyword, [default])[0]
@@ -155,7 +167,8 @@ def parse(host: str, given: Mapping[str, list[str]], ssh: Sequence[str]) -> Sett
         family=_FAMILIES.get(one("addressfamily"), socket.AF_UNSPEC),
         connect_timeout=float(seconds) if seconds.isdigit() and int(seconds) else None,
         keepalive=int(one("serveraliveinterval", "0")) or 15,
-        proxy=_proxy(host, given, tokens, ssh),
+        proxy=_proxy(given, tokens, ssh),
+        bind_address=one("bindaddress") or None,
     )
 
 
@@ -221,12 +234,10 @@ def _agent(value: str, tokens: Mapping[str, str]) -> str | None:
 
 
 def _proxy(
-    host: str, given: Mapping[str, list[str]], tokens: Mapping[str, str], ssh: Sequence[str]
+    given: Mapping[str, list[str]], tokens: Mapping[str, str], ssh: Sequence[str]
 ) -> tuple[str, ...] | None:
     command = given.get("proxycommand", ["none"])[0]
     jump = given.get("proxyjump", ["none"])[0]
-    if given.get("proxyusefdpass") == ["yes"]:
-        raise _error(host, "ProxyUseFdpass is not supported: use a ProxyCommand without it")
     if command.lower() != "none":
         return ("/bin/sh", "-c", "exec " + _percent(command, tokens))
     if jump.lower() != "none":

@@ -100,7 +100,7 @@ def open_stream(settings: Settings, end: float) -> Stream:
         if left <= 0:
             break
         try:
-            return Stream(_connect(family, kind, proto, address, left))
+            return Stream(_connect(family, kind, proto, address, left, settings.bind_address))
         except OSError as error:
             last = error
     if last is None or isinstance(last, TimeoutError):
@@ -128,7 +128,9 @@ class _Prompt(socket.socket):
             self.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
-def _connect(family: int, kind: int, proto: int, address: object, left: float) -> socket.socket:
+def _connect(
+    family: int, kind: int, proto: int, address: object, left: float, source: str | None = None
+) -> socket.socket:
     sock = _Prompt(family, kind, proto)
     try:
         # Small requests and small answers: waiting to fill packets costs 40 ms a turn.
@@ -136,6 +138,8 @@ def _connect(family: int, kind: int, proto: int, address: object, left: float) -
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
         sock.settimeout(left)
+        if source is not None:
+            sock.bind((source, 0))
         sock.connect(address)  # type: ignore[arg-type]  # as getaddrinfo gave it
         sock.acknowledge()
     except BaseException:

@@ -634,6 +634,24 @@ def test_a_host_behind_another_and_behind_a_command(rig, opened):
     wait_until(lambda: not _running(str(rig.config)) and not _running("nc.py"), what=what)
 
 
+def test_two_hops_are_taken_one_after_the_other(rig, opened):
+    gates = [rig.add("outer"), rig.add("gate")]
+    rig.add("inner", client=["ProxyJump outer,gate"])
+    launcher = opened()
+    assert launcher.probe("inner", "/r").boot_id == "b"
+    assert all("Accepted publickey" in gate.log.read_text() for gate in gates)
+    launcher.close()
+    what = "the end of the proxies"
+    wait_until(lambda: not _running(str(rig.config)), what=what)
+
+
+def test_a_bind_address_is_where_the_connection_comes_from(rig, opened):
+    source = hosts.free_address()
+    host = rig.add("n1", client=[f"BindAddress {source}"])
+    assert opened().probe("n1", "/r").boot_id == "b"
+    assert f"from {source} " in host.log.read_text()
+
+
 def test_a_proxy_that_fails_is_quoted(rig, opened):
     rig.add("n1", client=["ProxyCommand echo the gate is shut >&2; exit 1"])
     error = failure(opened(retry_timeout=0.1))

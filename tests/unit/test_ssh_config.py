@@ -111,11 +111,57 @@ def test_a_proxy_command_has_its_tokens_replaced():
     assert found.proxy == ("/bin/sh", "-c", "exec nc h 22 # u n1 100%")
 
 
-def test_passing_descriptors_is_refused_in_a_sentence():
-    given = {"proxycommand": ["x"], "proxyusefdpass": ["yes"]}
-    with pytest.raises(LaunchError, match="ProxyUseFdpass") as caught:
-        parse("n1", given, ("ssh",))
-    assert caught.value.stage == "connect"
+REFUSED = [
+    "ProxyUseFdpass yes",
+    "BindInterface eth0",
+    "RevokedHostKeys /etc/revoked",
+    "PubkeyAuthentication no",
+    "PreferredAuthentications gssapi-with-mic,password",
+]
+
+
+@needs_ssh
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_cannot_be_followed_is_refused_by_file_line_and_directive(tmp_path, line):
+    directive = line.split()[0]
+    config, more = tmp_path / "config", tmp_path / "more"
+    more.write_text(f"# {line}\nHost n2\n  {line}\nHost n1 n3\n  User bob\n  {line}\n")
+    config.write_text(
+        f"Include {more}\nHost n4\n  {line}\nMatch host n5\n  {line}\n"
+        f"Match host n7 exec true\n  {line}\nMatch host n8\n  Port 7\nMatch all\n  User eve\n"
+    )
+    for call in (SshConfig(str(config)).effective, lambda host: effective(host, str(config))):
+        for host, place in (("n1", f"{more} line 6"), ("n2", f"{more} line 3")):
+            with pytest.raises(LaunchError) as caught:
+                call(host)
+            words = f"host {host}: {place}: {directive} "
+            assert str(caught.value).startswith(words) and "not supported" in str(caught.value)
+        for host, number in (("n4", 3), ("n5", 5), ("n7", 7)):
+            with pytest.raises(LaunchError, match=f"{config} line {number}: {directive}"):
+                call(host)
+        assert call("n6").hostname == "n6"
+    config.write_text(f"Host n4\n  {line}\nMatch all\n  {line}\n")
+    with pytest.raises(LaunchError, match=f"{config} line 4: {directive}"):
+        effective("n1", str(config))
+
+
+@needs_ssh
+def test_an_option_that_cannot_be_followed_is_refused_by_its_table(tmp_path):
+    config = tmp_path / "config"
+    config.write_text("PubkeyAuthentication yes\n")
+    with pytest.raises(LaunchError, match=r"fleet\.toml: PubkeyAuthentication"):
+        effective("n1", str(config), options={"PubkeyAuthentication": "no"})
+    assert effective("n1", str(config), options={"BindAddress": "127.0.0.5"}).bind_address
+
+
+@needs_ssh
+@pytest.mark.parametrize(
+    "line", ["BindInterface none", "PreferredAuthentications password,publickey"]
+)
+def test_values_that_ask_for_nothing_else_are_taken(tmp_path, line):
+    config = tmp_path / "config"
+    config.write_text(line + "\n")
+    assert effective("n1", str(config)).bind_address is None
 
 
 def test_files_with_blanks_are_found_again(tmp_path):
