@@ -98,7 +98,9 @@ class Lookout:
             return None
         self._gone_since = None
         if self.lost:
-            self._journal.say("the storage answers again: all ages start anew", "storage_answers")
+            # Why again: a log on that storage may lack the line that said so.
+            again = f"the storage answers again: all ages start anew; it was suspected: {self.lost}"
+            self._journal.say(again, "storage_answers")
             self.lost, self.found_again = "", True
         return report
 

@@ -371,7 +371,7 @@ def test_while_the_root_hangs_nobody_is_touched_and_the_watcher_still_ends(fleet
     time.sleep(7)
     assert fleet.launch() == 1
     os.kill(child, signal.SIGCONT)
-    fleet.wait_said("the storage answers again")
+    fleet.wait_said("the storage answers again: all .*; it was suspected: .*does not answer")
     fleet.wait_ready(2)
     os.kill(root_child(watcher), signal.SIGSTOP)
     begun = time.monotonic()
