@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,9 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedavg.arithmetic import shares
+from fedavg.engine.inputs import Inputs
 from fedavg.engine.reading import Reader
-from fedavg.formats.base import Checkpoint
 from fedavg.formats.places import at_once
+from fedavg.policy import Action
+from fedavg.rule import Kind
+from fedavg.strategies import applied
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +35,15 @@ ROOM = 512 << 10
 
 LEAST_READ = 16 << 10
 """Bytes of one model that it reads at least."""
+
+MOST_MODELS = 128
+"""Models whose files may be open all at once; a process may often hold no more than 1,024."""
+
+BITS = {torch.float32: 24, torch.bfloat16: 8}
+"""Significant bits of the numbers of each type."""
+
+FLOAT64_BITS = 53
+"""Those of the sums."""
 
 MeanOf = Callable[[Any, Any, Any, Any, float, Any], bool]
 """(descriptors, offsets, room (K, any), weights (K,), factor, out (n,)): see `kernels`."""
@@ -51,39 +65,54 @@ def loops() -> Mapping[torch.dtype, MeanOf]:
     return {torch.float32: kernels.mean_of_floats, torch.bfloat16: kernels.mean_of_bfloats}
 
 
-class CompiledMeans:
+def streamed_keys(kind: Kind, inputs: Inputs, actions: Mapping[str, Action]) -> frozenset[str]:
+    """The keys that loops merge: plain means of a type that has one, a row of bytes in each file.
+
+    None where the models are too small to load the loops for, or have to be moved to one base.
+    """
+    entries = inputs.models[0].entries
+    size = sum(entry.nbytes for entry in entries.values()) * len(inputs.models)
+    if size < WORTH or inputs.bases:
+        return frozenset()
+    types = {str(dtype).removeprefix("torch.") for dtype in loops()}
+    return frozenset(
+        key
+        for key, action in actions.items()
+        if action in ("rule", "mean")
+        and applied(kind, action).mean
+        and entries[key].dtype in types
+        and all(at_once(model.entries[key]) for model in inputs.models)
+    )
+
+
+class Streams:
     """Takes weighted means of pieces straight from their files; one a thread."""
 
-    def __init__(
-        self, models: Sequence[Checkpoint], weights: Tensor, factor: float, reader: Reader
-    ) -> None:
-        self._models, self._reader = models, reader
-        self._weights, self._factor = weights.numpy(), factor
-        size = sum(entry.nbytes for entry in models[0].entries.values())
-        self._loops = loops() if size * len(models) >= WORTH else {}
+    def __init__(self, inputs: Inputs, keys: Set[str], reader: Reader) -> None:
+        self._models, self._keys, self._reader = inputs.models, keys, reader
+        self._weights, self._factor = shares(inputs.weights)
 
     def take(self, key: str, start: int, out: Tensor) -> bool:
         """Write the mean of the elements from `start` on to `out`, as `Means.take` does.
 
-        False, and `out` is of no use, where there is no loop for them or a file cannot be read so:
+        False, and `out` is of no use, where `key` is none of the keys, or a file cannot be read so:
         the usual way says what is wrong with it.
         """
-        loop = self._loops.get(out.dtype)
-        if loop is None:
+        if key not in self._keys:
             return False
         count, itemsize = len(self._models), out.dtype.itemsize
         width = max(ROOM // count, LEAST_READ) // itemsize
         room = self._reader.space("room of a loop", count, width, out.dtype)
         with ExitStack() as stack:
-            spots = []
-            for model in self._models:
+            spots = np.empty((2, count), np.int64)
+            for k, model in enumerate(self._models):
                 place = at_once(model.entries[key])
-                if place is None:
-                    return False
+                assert place is not None, "only keys that lie in a row are streamed"
                 fd = stack.enter_context(place.source.lent())
-                spots.append((fd, place.offset + start * itemsize))
-            fds, offsets = np.array(spots, np.int64).T.copy()
-            return loop(fds, offsets, _array(room), self._weights, self._factor, _array(out))
+                spots[:, k] = fd, place.offset + start * itemsize
+            loop = loops()[out.dtype]
+            room_, out_ = _array(room), _array(out)
+            return loop(spots[0], spots[1], room_, self._weights.numpy(), self._factor, out_)
 
 
 def _array(values: Tensor) -> Any:

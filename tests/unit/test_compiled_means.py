@@ -27,13 +27,14 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Use the loops for merges of any size; what each of their calls answered."""
     assert set(compiled.loops()) == set(KINDS), "this environment should have numba"
     answers: list[bool] = []
-    take = compiled.CompiledMeans.take
+    take = compiled.Streams.take
 
-    def recorded(self: compiled.CompiledMeans, key: str, start: int, out: Tensor) -> bool:
-        answers.append(take(self, key, start, out))
-        return answers[-1]
+    def recorded(self: compiled.Streams, key: str, start: int, out: Tensor) -> bool:
+        found = take(self, key, start, out)
+        answers.append(found)
+        return found
 
-    monkeypatch.setattr(compiled.CompiledMeans, "take", recorded)
+    monkeypatch.setattr(compiled.Streams, "take", recorded)
     monkeypatch.setattr(compiled, "WORTH", 0)
     yield answers
 
@@ -70,6 +71,49 @@ def test_the_bytes_are_those_of_a_merge_without(
     assert used and all(used)
     monkeypatch.setattr(compiled, "WORTH", 1 << 60)
     assert with_loops == merged(inputs, tmp_path / "without")
+
+
+@pytest.mark.parametrize(("counts", "fits"), [
+    ([3, 7 << 40, 5], True), ([0.1, 0.7, 0.3], False), ([10**12 + 1, 10**12 + 3, 7], False),
+])  # fmt: skip
+def test_weights_whose_products_would_be_rounded_go_the_usual_way(
+    used: list[bool],
+    tmp_path: Path,
+    counts: list[float],
+    fits: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What remains where models cancel shows how their products were rounded."""
+    torch.manual_seed(1)
+    values = [torch.randn(5000), torch.randn(5000)]
+    left = sum(count * x.double() for count, x in zip(counts, values, strict=False))
+    inputs = []
+    for i, x in enumerate([*values, (-left / counts[2]).float()]):
+        torch.save({"w": x, "b": x.bfloat16()}, tmp_path / f"{i}.pt")
+        inputs.append(Contribution(str(i), open_checkpoint(tmp_path / f"{i}.pt"), counts[i]))
+    with_loops = merged(inputs, tmp_path / "with")
+    assert all(used) is fits
+    monkeypatch.setattr(compiled, "WORTH", 1 << 60)
+    assert with_loops == merged(inputs, tmp_path / "without")
+
+
+@pytest.mark.parametrize(
+    ("number", "bits"),
+    [(1.0, 1), (3.0, 2), (0.625, 3), (2.0**-1074, 1), (1 / 3, 53), (0.1, 52)],
+)
+def test_the_significant_bits_of_a_weight(number: float, bits: int) -> None:
+    assert compiled.significant_bits(number) == bits
+
+
+def test_more_models_than_a_process_may_open_go_the_usual_way(
+    used: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "MOST_MODELS", 3)
+    merged(saved(tmp_path, 3), tmp_path / "few")
+    assert used and all(used)
+    used.clear()
+    merged(saved(tmp_path, 4), tmp_path / "many")
+    assert not any(used)
 
 
 @pytest.mark.parametrize("kind", KINDS)
