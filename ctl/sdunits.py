@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Collection, Mapping
 
 from fsworker.errors import FormatError, UsageError
 
-SERVICES = ("watch", "aggregator")
+SERVICES = ("watch", "aggregator", "worker")
 MAX_NAME = 255
 """Bytes that systemd allows for the name of a unit."""
 _KEPT = re.compile(rb"[A-Za-z0-9:_.]")
 _FLEET = ("FLEET_CONFIG", "FLEET_HOSTS", "FLEET_WORKSPACE", "FLEET_ROOT")
 """What a shell may have set that a unit needs as well."""
+_WORKERS = ("FLEET_WORKER_TOKEN",)
 
 
 def escape(path: str) -> str:
@@ -65,10 +67,10 @@ def text(service: str) -> str:
     raise FormatError(f"this installation lacks {template(service)}: install shardfleet again")
 
 
-def environment(environ: dict[str, str]) -> str:
-    """What an EnvironmentFile must hold for units to see what this shell has set."""
+def environment(environ: Mapping[str, str], services: Collection[str] = ()) -> str:
+    """What an EnvironmentFile must hold for these units to see what this shell has set."""
     lines = []
-    for name in _FLEET:
+    for name in (*_FLEET, *(_WORKERS if "worker" in services else ())):
         if name in environ:
             value = re.sub(r'([\\"$`])', r"\\\1", environ[name])
             lines.append(f'{name}="{value}"\n')

@@ -1,4 +1,4 @@
-"""`ctl systemd`: units that keep a run's watcher and aggregator alive over reboots."""
+"""`ctl systemd`: units that keep a run's watcher, aggregator or worker alive over reboots."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ctl.session import Session
 from fsworker.errors import Refused, StorageError, UsageError
 
 services = click.argument(
-    "services", nargs=-1, type=click.Choice(sdunits.SERVICES), metavar="[watch|aggregator]…"
+    "services", nargs=-1, type=click.Choice(sdunits.SERVICES), metavar="[watch|aggregator|worker]…"
 )
 
 
 @click.group()
 def command() -> None:
-    """Units that keep a run's watcher and aggregator alive over reboots."""
+    """Units that keep a run's watcher, aggregator or worker alive over reboots."""
 
 
 @command.command()
@@ -47,18 +47,19 @@ def install(
     folder: str | None,
     force: bool,
 ) -> int:
-    """Write units for a run's watcher (default) or aggregator, and say how to start them.
+    """Write units for a run's watcher (default), aggregator or worker, and say how to start them.
 
-    FLEET_HOSTS, FLEET_CONFIG, FLEET_WORKSPACE and FLEET_ROOT, where set, are written beside them:
-    a unit inherits nothing from a shell. Starts nothing itself. Exit code 5: a file that is there
-    says something else.
+    A worker is one that attaches from this machine, where there is no SSH to it. FLEET_HOSTS,
+    FLEET_CONFIG, FLEET_WORKSPACE and FLEET_ROOT, where set, are written beside them, for a worker
+    also FLEET_WORKER_TOKEN: a unit inherits nothing from a shell. Starts nothing itself. Exit code
+    5: a file that is there says something else.
     """
     run = roots.open_run(*roots.find_root(root, session.config))
     wanted = services or ("watch",)
     names = [sdunits.instance(service, run.root) for service in wanted]
     config, units = _places(user, folder)
     files = {os.path.join(units, sdunits.template(s)): sdunits.text(s) for s in wanted}
-    environment = sdunits.environment(dict(os.environ))
+    environment = sdunits.environment(os.environ, wanted)
     if environment:
         files[os.path.join(config, "shardfleet", "environment")] = environment
     for path, text in files.items():
@@ -101,7 +102,11 @@ def _check(path: str, text: str, force: bool) -> None:
 def _write(path: str, text: str) -> None:
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
+        # Settings are for this account alone: a token among them lets a worker in.
+        mode = 0o600 if os.path.basename(path) == "environment" else 0o644
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with open(fd, "w", encoding="utf-8") as file:
+            os.fchmod(fd, os.fstat(fd).st_mode & mode)
             file.write(text)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}", path=path) from None

@@ -1,4 +1,4 @@
-"""The watcher as a unit of a real service manager: ready, watched over, started anew, stopped."""
+"""Watcher and worker as units of a real service manager: ready, watched over, started, stopped."""
 
 from __future__ import annotations
 
@@ -80,3 +80,43 @@ def test_a_watcher_is_ready_when_it_says_so_and_started_anew_when_it_falls_silen
     assert not (root / "ctl" / "watch.pid").exists()
     manager.run("kill", "-0", str(worker()))  # stopping the watcher stops nobody else
     ctl("stop")
+
+
+def test_a_worker_joins_as_a_unit_is_started_anew_and_stays_away_once_stopped(manager):
+    root = manager.folder / ODD
+    root.parent.mkdir()
+
+    def ctl(*argv: str, check: bool = True) -> str:
+        whole = [sys.executable, "-m", "ctl", *argv, "--root", str(root)]
+        return manager.run(*whole, check=check).stdout
+
+    def state() -> str:
+        hosts = json.loads(ctl("status", "--json", check=False))["hosts"]
+        return next((h["state"] for h in hosts if h["host"] == os.uname().nodename), "none")
+
+    admitted = ["--attach", os.uname().nodename]
+    ctl("start", "--launcher", "local", "--hosts", "n1", "--fn", "json:dumps", *admitted)
+    ctl("systemd", "install", "worker")
+    unit = sdunits.instance("worker", str(root))
+    settings = manager.home / ".config" / "systemd" / "user" / f"{sdunits.template('worker')}.d"
+    settings.mkdir()
+    (settings / "test.conf").write_text(
+        f'[Service]\nRestartSec=1\nEnvironment=PYTHONPATH="{REPO}"\n'
+    )
+    manager.run("systemctl", "--user", "daemon-reload")
+    manager.run("systemctl", "--user", "start", unit)
+    wait_until(lambda: state() == "ready", 60, "the worker joins")
+
+    first = manager.show(unit)["MainPID"]
+    manager.run("kill", "-KILL", first)
+    wait_until(
+        lambda: (now := manager.show(unit))["SubState"] == "running" and now["MainPID"] != first,
+        60,
+        "it is started anew",
+    )
+    wait_until(lambda: state() == "ready", 60, "the worker joins again")
+
+    ctl("stop")
+    wait_until(lambda: manager.show(unit)["SubState"] == "dead", 60, "the unit is over")
+    last = manager.show(unit)
+    assert (last["ActiveState"], last["Result"]) == ("inactive", "success"), manager.said()

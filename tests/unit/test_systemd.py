@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,8 @@ def test_install_writes_the_units_and_says_what_to_type(
     assert names == ["shardfleet-aggregator@.service", "shardfleet-watch@.service"]
     kept = (tmp_path / "config" / "shardfleet" / "environment").read_text()
     assert kept == 'FLEET_HOSTS="n1 \\"\\$n2\\""\n'
+    mode = (tmp_path / "config" / "shardfleet" / "environment").stat().st_mode
+    assert stat.S_IMODE(mode) == 0o600
 
     # Again is harmless; what somebody has changed is not replaced.
     assert install("watch", root=run.root, home=tmp_path) == 0
@@ -126,6 +129,21 @@ def test_install_writes_the_units_and_says_what_to_type(
     unit.symlink_to(tmp_path / "device")
     assert install("watch", "--force", root=run.root, home=tmp_path) == 2
     assert "is no regular file" in capsys.readouterr().err and unit.is_symlink()
+
+
+def test_a_token_goes_to_the_unit_of_a_worker_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("FLEET_WORKER_TOKEN", "id.secret")
+    run = make_run(tmp_path / "r")
+    kept = tmp_path / "config" / "shardfleet" / "environment"
+    assert install("watch", root=run.root, home=tmp_path) == 0
+    assert not kept.exists() or "secret" not in kept.read_text()
+    assert install("worker", "--force", root=run.root, home=tmp_path) == 0
+    assert 'FLEET_WORKER_TOKEN="id.secret"' in kept.read_text()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert (tmp_path / "units" / "shardfleet-worker@.service").exists()
 
 
 def test_install_without_a_run_or_a_place_to_write(
