@@ -3,7 +3,7 @@
 Sites delete what nobody has used for some days, by the time of the last reading, and a run may wait
 longer than that: for a host, for a round, for a person. So what is older than a day gets a new time
 of reading. The time of the last change often means something here (since when a batch waits, when
-an upload came), and is left alone but where it means nothing. Heartbeats are never touched.
+an upload came), and is new only where nobody goes by it. Heartbeats are never touched.
 
 A pass needs no memory: whatever is old is renewed, in a random order, so that passes which are cut
 short reach everything in the end. A name in `ctl/` says on which day the last one was whole.
@@ -22,13 +22,16 @@ from functools import cache
 from typing import Any
 
 from ctl.locks import verb_lock
+from ctl.shelf import REASON
 from fsworker.errors import Busy
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
+from fsworker.protocol.layout import groups
 from fsworker.protocol.layout.bundles import BUNDLES
 
 DAY = 86_400.0
 _MARK = ".renewed-"
+_FEDERATION, _JOB, _ATTEMPTS = groups.FEDERATION + "/", "/job.json", "/attempts/"
 _PASSING = (".tmp~", ".nfs", ".probe~", _MARK)
 """Beginnings of names that nobody will miss."""
 
@@ -63,7 +66,20 @@ def times_of(rel: str, *, folder: bool = False) -> Times:
     cancelled = rel.startswith(layout.CANCEL + "/")
     if rel in (layout.MANIFEST, layout.MARKER) or top in (layout.CTL, BUNDLES):
         return Times.READ if cancelled or rest.endswith((".log", ".jsonl")) else Times.BOTH
-    return Times.READ
+    return Times.READ if _is_dated(top, rel) else Times.BOTH
+
+
+def _is_dated(top: str, rel: str) -> bool:
+    """Whether somebody goes by the time of a file's last change.
+
+    That of a batch is when it was sent, of an upload when it came, of a merged model when its
+    round began; of a job and of what was set aside, people are told. A training program may look
+    for its newest file, and whoever merges a group's checkpoints takes one that changes meanwhile
+    for damaged.
+    """
+    if top == layout.OUTBOX:
+        return rel.startswith(_FEDERATION) or rel.endswith(_JOB) or _ATTEMPTS in rel
+    return top not in (layout.DEAD, layout.QUARANTINE) or rel.endswith(REASON)
 
 
 def is_due(times: Times, now: float, read: float, changed: float) -> bool:
