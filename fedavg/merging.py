@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from fedavg.checkpoint import Checkpoint, Writer
 from fedavg.engine import nearness, preparing, products
+from fedavg.engine.compiled import streamed_keys
 from fedavg.engine.crew import work_off
 from fedavg.engine.digests import digest_of
 from fedavg.engine.faults import culprit
@@ -113,7 +114,8 @@ def _write(
     pairs = products.pairs(entries, inputs, policy)
     by_piece = {k: a for k, a in actions.items() if k not in pairs.factors}
     read = len(inputs.models) + len(inputs.bases) + len(rule.kind.state) + (inputs.base is not None)
-    work = pieces(entries, by_piece, read)
+    streamed = streamed_keys(rule.kind, inputs, by_piece)
+    work = pieces(entries, by_piece, read, streamed)
     with ExitStack() as stack:
         state = None
         if rule.kind.state and state_out is not None:
@@ -123,7 +125,7 @@ def _write(
         replace = preparing.largest_numbers(inputs, policy)
         writer = stack.enter_context(Writer.create(out, inputs.models[0], replace=replace))
         put_state = state.write if state else _no_state
-        work_off(work, lambda: Merger(rule, inputs, writer.write, put_state), threads)
+        work_off(work, lambda: Merger(rule, inputs, streamed, writer.write, put_state), threads)
         pairs.merge(inputs, writer.write, threads)
         if state:
             state.close()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedavg import selection
 from fedavg.arithmetic import ordered, weighted_mean
+from fedavg.policy import Action
 from fedavg.rule import ABOVE_ZERO, BELOW_ONE, Chunk, Kind, Param, Params, Rule, State, bind
 from fsworker.errors import UsageError
 
@@ -166,6 +167,11 @@ RULES: dict[str, Kind] = {
         Kind("multi-krum", fedavg, {"f": _F, "m": _M}, choose=selection.multi_krum, **_CHOSEN),
     )
 }  # fmt: skip
+
+
+def applied(kind: Kind, action: Action) -> Kind:
+    """The rule for a tensor of that action ("rule" or "mean"): no server's step moves a mean."""
+    return RULES["fedavg"] if action == "mean" and kind.needs_base else kind
 
 
 def rule(name: str, params: Mapping[str, float | None] | None = None) -> Rule:

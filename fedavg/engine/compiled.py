@@ -68,13 +68,16 @@ def loops() -> Mapping[torch.dtype, MeanOf]:
 def streamed_keys(kind: Kind, inputs: Inputs, actions: Mapping[str, Action]) -> frozenset[str]:
     """The keys that loops merge: plain means of a type that has one, a row of bytes in each file.
 
-    None where the models are too small to load the loops for, or have to be moved to one base.
+    None where the models are too small to load the loops for, too many to have all of them open, or
+    have to be moved to one base; and none of a type for which a product of a weight and a number
+    may need rounding: torch leaves that out where the processor can.
     """
-    entries = inputs.models[0].entries
-    size = sum(entry.nbytes for entry in entries.values()) * len(inputs.models)
-    if size < WORTH or inputs.bases:
+    entries, count = inputs.models[0].entries, len(inputs.models)
+    size = sum(entry.nbytes for entry in entries.values()) * count
+    if size < WORTH or count > MOST_MODELS or inputs.bases:
         return frozenset()
-    types = {str(dtype).removeprefix("torch.") for dtype in loops()}
+    left = FLOAT64_BITS - max(map(significant_bits, inputs.weights))
+    types = {str(dtype).removeprefix("torch.") for dtype in loops() if BITS[dtype] <= left}
     return frozenset(
         key
         for key, action in actions.items()
@@ -83,6 +86,12 @@ def streamed_keys(kind: Kind, inputs: Inputs, actions: Mapping[str, Action]) -> 
         and entries[key].dtype in types
         and all(at_once(model.entries[key]) for model in inputs.models)
     )
+
+
+def significant_bits(number: float) -> int:
+    """How many bits a positive number's fraction has, from the first one to the last."""
+    whole = int(math.ldexp(math.frexp(number)[0], FLOAT64_BITS))
+    return FLOAT64_BITS - (whole & -whole).bit_length() + 1
 
 
 class Streams:

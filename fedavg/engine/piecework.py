@@ -8,21 +8,21 @@ numbers that are in the processor's caches anyway.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedavg.arithmetic import shares, squared_distances
-from fedavg.engine.compiled import CompiledMeans
+from fedavg.arithmetic import squared_distances
+from fedavg.engine.compiled import Streams
 from fedavg.engine.inputs import Block, Inputs, Models, Rows
 from fedavg.engine.means import Means
 from fedavg.engine.pieces import Piece
 from fedavg.engine.reading import Copies, Reader, bytes_of, dtype_of
 from fedavg.engine.statefile import state_dtype, state_key
 from fedavg.rule import Chunk, Kind, Rule
-from fedavg.strategies import RULES
+from fedavg.strategies import applied
 
 Put = Callable[[str, int, memoryview], None]
 """(key, first byte, bytes) of the output."""
@@ -50,15 +50,17 @@ class _Task:
 
 
 class Merger:
-    """Merges pieces; one a thread."""
+    """Merges pieces; one a thread. Those of keys in `streamed` by way of compiled loops."""
 
-    def __init__(self, rule: Rule, inputs: Inputs, put: Put, put_state: PutState) -> None:
+    def __init__(
+        self, rule: Rule, inputs: Inputs, streamed: Set[str], put: Put, put_state: PutState
+    ) -> None:
         self._rule, self._inputs = rule, inputs
         self._put, self._put_state = put, put_state
         self._reader = Reader()
         self._models = Models(inputs, self._reader)
         self._means = Means(self._models, self._reader, inputs.weights)
-        self._compiled = CompiledMeans(inputs.models, *shares(inputs.weights), self._reader)
+        self._streams = Streams(inputs, streamed, self._reader)
         self._initial = rule.initial_state()
 
     def __call__(self, piece: Piece) -> None:
@@ -69,15 +71,14 @@ class Merger:
         self._put(piece.key, piece.start * itemsize, bytes_of(out))
 
     def _averaged(self, piece: Piece) -> Tensor:
-        kind = self._rule.kind if piece.action == "rule" else without_step(self._rule.kind)
+        kind = applied(self._rule.kind, piece.action)
         count = piece.stop - piece.start
         dtype = dtype_of(self._inputs.models[0].entries[piece.key].dtype)
         state = self._read_state(piece, kind)
         out = self._reader.space("out", 1, count, dtype)[0]
-        plain = kind.mean and not self._inputs.bases
-        if not plain or not self._compiled.take(piece.key, piece.start, out):
+        if not self._streams.take(piece.key, piece.start, out):
             rows = self._models.read(piece, kind.needs_base)
-            if plain:
+            if kind.mean and not rows.own:
                 self._means.take(rows, out)
             else:
                 self._apply(piece, kind, rows, out, state)
@@ -168,11 +169,6 @@ class Measurer:
         if not is_finite(total):
             raise NotFinite(piece)
         self._put(index, total)
-
-
-def without_step(kind: Kind) -> Kind:
-    """The rule for what no server's step may move: itself if it makes none."""
-    return RULES["fedavg"] if kind.needs_base else kind
 
 
 def largest(rows: Tensor) -> Tensor:
