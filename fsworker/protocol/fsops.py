@@ -172,7 +172,7 @@ class Store:
             os.fsync(fd)
             return os.fstat(fd).st_mtime
         finally:
-            os.close(fd)
+            _close_quietly(fd)  # a probe has nothing to lose
             self.calls["unlink"] += 1
             os.unlink(probe)
 
@@ -221,7 +221,7 @@ class Store:
             if durable:
                 os.fsync(fd)
         except BaseException as error:
-            os.close(fd)
+            _close_quietly(fd)
             self._spare_room(path, error)
             raise
         try:
@@ -254,6 +254,14 @@ class Store:
                     raise
                 time.sleep(0.02 * 2**attempt)
         raise AssertionError("unreachable")
+
+
+def _close_quietly(fd: int) -> None:
+    """Close what is given up: a server that refused a write may refuse again at the end."""
+    try:
+        os.close(fd)
+    except OSError:
+        pass
 
 
 def _read_file(path: str, limit: int) -> tuple[bytes, float]:

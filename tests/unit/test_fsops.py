@@ -295,6 +295,31 @@ def test_only_a_certain_refusal_removes_what_was_written(
     assert store.scan("") == (["x"] if number == errno.EIO else [])
 
 
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_server_that_refuses_a_file_at_its_end_too_leaves_nothing_of_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    for name in (call, "close"):
+        monkeypatch.setattr(os, name, failing(getattr(os, name), 1, errno.EDQUOT, after=True))
+    with pytest.raises(OSError, match="quota"):
+        store.put("x", b"data")
+    monkeypatch.undo()
+    assert store.scan("") == []
+
+
+@pytest.mark.parametrize("calls", [("write",), ("fsync",), ("fsync", "close"), ("write", "close")])
+def test_a_probe_that_is_refused_is_not_kept(
+    store: Store, monkeypatch: pytest.MonkeyPatch, calls: tuple[str, ...]
+) -> None:
+    store.mkdir("a")
+    for name in calls:
+        monkeypatch.setattr(os, name, failing(getattr(os, name), 1, errno.EDQUOT, after=True))
+    with pytest.raises(OSError, match="quota"):
+        store.server_time("a")
+    monkeypatch.undo()
+    assert store.scan("a") == []
+
+
 def test_what_cannot_be_removed_quietly_is_left(store: Store) -> None:
     store.mkdir("a")
     store.remove_quietly("a")
