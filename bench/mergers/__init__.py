@@ -22,6 +22,7 @@ class Entry:
 
 LIMIT, OVERLAPPED = "read all, write one (limit)", "the same, stored meanwhile"
 OURS, DIGEST = "fedavg merge", "fedavg merge, with digest"
+PLAIN = "fedavg merge, without numba"
 LOAD_ALL, NVFLARE, FLOWER = "load all and average", "NVFlare 2.9", "Flower 1.42"
 MMAP = "running mean over mmap"
 
@@ -30,6 +31,7 @@ ENTRIES = (
     Entry(OVERLAPPED, "limit_stored_meanwhile"),
     Entry(OURS, "ours"),
     Entry(DIGEST, "ours_with_digest"),
+    Entry(PLAIN, "ours_without_numba"),
     Entry(MMAP, "running_mean"),
     Entry(LOAD_ALL, "load_all"),
     Entry(NVFLARE, "nvflare", ("nvflare==2.9.0", *TORCH)),
