@@ -54,13 +54,18 @@ class Tables:
         return found
 
     def sources(self, host: str) -> dict[str, tuple[Any, str]]:
-        """Each value that holds for a host, with the table that it came from."""
+        """Each value that holds for a host, with the table that it came from, or the tables."""
         found: dict[str, tuple[Any, str]] = {}
         for table in self.tables:
             if not table.holds_for(host):
                 continue
             for key, value in _said(table.terms).items():
-                found[key] = (value, table.name)
+                below, source = found.get(key, ((), ""))
+                if key == "labels" and below:  # the one thing that adds up
+                    both = tuple(dict.fromkeys((*below, *value)))
+                    found[key] = (both, f"{source} and {table.name}")
+                else:
+                    found[key] = (value, table.name)
         return found
 
 

@@ -7,7 +7,9 @@ import click
 from ctl import completion, render
 from ctl.bundle import onroot
 from ctl.config import Config
+from ctl.hosts import names_of
 from ctl.session import Session
+from fsworker.errors import FleetError, UsageError
 
 
 @click.command()
@@ -17,6 +19,7 @@ from ctl.session import Session
 def command(session: Session, host: str | None, as_json: bool) -> None:
     """Show all settings, and where each value came from; with HOST also what holds for it alone."""
     config = session.config
+    host = None if host is None else _one(session, host)
     own = config.tables.sources(host) if host else {}
     release = onroot.release(bundle=_bundles(config))
     if as_json:
@@ -41,6 +44,19 @@ def command(session: Session, host: str | None, as_json: bool) -> None:
     rows = [(name, _shown(s.value), s.source) for name, s in config.settings.items()]
     rows += [(f"{host}: {name}", _shown(v), source) for name, (v, source) in own.items()]
     render.table(("setting", "value", "from"), rows)
+
+
+def _one(session: Session, text: str) -> str:
+    """The host that is meant. UsageError unless it is exactly one."""
+    names = names_of(text, "HOST")
+    if len(names) != 1:
+        raise UsageError(f"config shows one host at a time: {text!r} names {len(names)}")
+    try:
+        if len(session.allowed):
+            return session.allowed.check(names[0]).name
+    except FleetError as error:  # what would hold for it is told all the same
+        session.note(str(error))
+    return names[0]
 
 
 def _bundles(config: Config) -> bool:

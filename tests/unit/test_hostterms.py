@@ -164,3 +164,36 @@ def test_config_shows_what_holds_for_a_host_and_where_it_came_from(
     assert main(["--config", file, "config", "lone", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["host"]
     assert told["settings"]["env.B"] == {"value": "default", "source": f"{file}: [defaults]"}
+
+
+def test_config_tells_of_labels_all_tables_that_they_came_from(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    text = (
+        '[defaults]\nlabels = ["x"]\n[hosts."n[1-2]"]\nlabels = ["y"]\n'
+        '[hosts.n2]\nlabels = ["x", "z"]\n'
+    )
+    tables = load(tmp_path, text).tables
+    for host in ("n1", "n2", "n3"):
+        assert tables.sources(host)["labels"][0] == tables.terms(host).labels
+    assert tables.sources("n1")["labels"][1] == (f'{path}: [defaults] and {path}: [hosts."n[1-2]"]')
+
+
+def test_config_shows_one_host_and_says_when_it_is_not_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(tmp_path)
+    flags = ["--config", str(tmp_path / "fleet.toml"), "config"]
+    for text in ("node[01-02]", "", "no such/host"):
+        assert main([*flags, text]) == 2, text
+        told = capsys.readouterr()
+        assert told.out == "" and told.err.count("\n") == 1
+    assert main([*flags, "NODE01"]) == 0
+    assert "node01: " in capsys.readouterr().out
+    assert main([*flags, "stranger"]) == 0
+    assert "stranger" in capsys.readouterr().err
+
+
+def test_hosts_as_a_value_and_as_tables_are_told_apart(tmp_path: Path) -> None:
+    text = 'hosts = "n[1-4]"\n[hosts.n1]\npython = "/p"\n'
+    with pytest.raises(UsageError, match=r"both hosts = … and .* hosts_file or FLEET_HOSTS"):
+        load(tmp_path, text)
