@@ -18,7 +18,7 @@ from typing import Any
 
 from ctl.locks import TAKES_NOTHING
 from fsworker import errors
-from fsworker.errors import FormatError
+from fsworker.errors import FormatError, UsageError
 from fsworker.identity import RUNNING, Place, send, state_of
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store, storage_error
@@ -28,8 +28,19 @@ from fsworker.protocol.records.run import Identity
 log = logging.getLogger(__name__)
 
 IDENTITY = layout.CTL + "/watch.identity.json"
+LEAST_STALE = 5.0
+"""Seconds: a worker beats every 2 s, and one beat that is late must accuse nobody."""
 PATIENCE = 15.0
 """Seconds for a watcher on this machine to end: it finishes the act that it is in."""
+
+
+def check_stale(seconds: float) -> None:
+    """UsageError for a watcher that would suspect workers that are well."""
+    if seconds < LEAST_STALE:
+        raise UsageError(
+            "--heartbeat-stale of a watcher (FLEET_WATCH_STALE) must be at least "
+            f"{LEAST_STALE:g} s: workers beat each 2 s"
+        )
 
 
 def start(root: str, config_file: str | None, extra: tuple[str, ...] = ()) -> int:

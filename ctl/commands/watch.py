@@ -10,7 +10,8 @@ import click
 from ctl import roots
 from ctl.params import DURATION, POSITIVE, root_option
 from ctl.session import Session
-from fsworker.errors import FleetError, Refused, UnknownState, UsageError
+from ctl.watcher import check_stale
+from fsworker.errors import FleetError, Refused, UnknownState
 from fsworker.protocol.layout import WATCH_ERR
 from fsworker.protocol.records.run import LaunchMeta
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 ANSWER_WITHIN = 45.0
 """Seconds for the first answer from the root, the start of a Python on a busy node included."""
-LEAST_STALE = 5.0
-"""Seconds: a worker beats every 2 s, and one beat that is late must accuse nobody."""
 
 
 @click.command()
@@ -65,10 +64,7 @@ def command(
 
     config = session.config
     stale = config.pick("watch_stale", heartbeat_stale)
-    if stale < LEAST_STALE:
-        raise UsageError(
-            f"--heartbeat-stale must be at least {LEAST_STALE:g} s: workers beat each 2 s"
-        )
+    check_stale(stale)
     manager = Manager()  # first: no process that we start may speak in our name
     io, run = _open(session, root, once)
     limits = Limits(

@@ -130,6 +130,7 @@ STARTS: dict[str, tuple[int, str, tuple[str, ...], dict[str, str]]] = {
     "a shard far away": (2, "1000000 shards", workers({**N1, "shard": 999_999}), {}),
     "too many hosts": (2, "--hosts.*100000 hosts", ("--hosts", "node[1-999999999]"), {}),
     "slots in words": (2, "FLEET_CONCURRENCY", (), {"FLEET_CONCURRENCY": "many"}),
+    "a watcher in a hurry": (2, "FLEET_WATCH_STALE", ("--watch",), {"FLEET_WATCH_STALE": "4"}),
     "no time": (2, "--ready-timeout", ("--ready-timeout", "0"), {}),
     "time in words": (2, "--ready-timeout", ("--ready-timeout", "soon"), {}),
     "no such option": (2, "--workers", ("--workers", "n1"), {}),
