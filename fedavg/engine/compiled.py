@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import os
 from collections.abc import Callable, Mapping, Set
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -109,19 +110,28 @@ class Streams:
         """
         if key not in self._keys:
             return False
-        count, itemsize = len(self._models), out.dtype.itemsize
-        width = max(ROOM // count, LEAST_READ) // itemsize
-        room = self._reader.space("room of a loop", count, width, out.dtype)
+        itemsize, loop = out.dtype.itemsize, loops()[out.dtype]
+        width = max(ROOM // len(self._models), LEAST_READ) // itemsize
+        room = self._reader.space("room of a loop", len(self._models), width, out.dtype)
+        weights = self._weights.numpy()
         with ExitStack() as stack:
-            spots = np.empty((2, count), np.int64)
-            for k, model in enumerate(self._models):
-                place = at_once(model.entries[key])
-                assert place is not None, "only keys that lie in a row are streamed"
-                fd = stack.enter_context(place.source.lent())
-                spots[:, k] = fd, place.offset + start * itemsize
-            loop = loops()[out.dtype]
-            room_, out_ = _array(room), _array(out)
-            return loop(spots[0], spots[1], room_, self._weights.numpy(), self._factor, out_)
+            fds, offsets = self._begin_to_read(stack, key, start * itemsize, out.nbytes)
+            return loop(fds, offsets, _array(room), weights, self._factor, _array(out))
+
+    def _begin_to_read(self, stack: ExitStack, key: str, first: int, size: int) -> Any:
+        """Descriptors, open as long as `stack` is, and offsets of `size` bytes in each file.
+
+        The system begins to fetch them: small reads that go round many files would not make it.
+        """
+        spots = np.empty((2, len(self._models)), np.int64)
+        for k, model in enumerate(self._models):
+            place = at_once(model.entries[key])
+            assert place is not None, "only keys that lie in a row are streamed"
+            fd, offset = stack.enter_context(place.source.lent()), place.offset + first
+            spots[:, k] = fd, offset
+            with suppress(OSError):
+                os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+        return spots
 
 
 def _array(values: Tensor) -> Any:
