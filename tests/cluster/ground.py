@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +92,7 @@ class Run:
             **env,
         }
         self.sh(f"mkdir -m 700 {self.base}")
+        self._begun = False
 
     def sh(
         self,
@@ -119,26 +121,42 @@ class Run:
         """`ctl start` on all workers."""
         hosts = ",".join(self.cluster.workers)
         named = ("--hosts", hosts, "--fn", "tests.cluster.functions:double")
+        self._begun = True
         self.ctl("start", "--root", self.root, *named, *args, **env)
         if "--watch" in args:
             self.wait_said("watching")
 
+    def watch(self, **env: str) -> None:
+        """Begin another watcher, in the background."""
+        words = ["-m", "ctl", "watch", "--root", self.root]
+        self.sh(f"setsid {self.python(words, **WATCH, **env)} >/dev/null 2>&1 </dev/null &")
+
     def stop(self, *args: str) -> None:
         """`ctl stop`, after which no process of the run may be left anywhere."""
+        assert self.end(*args) == {}
+
+    def end(self, *args: str) -> dict[str, str]:
+        """`ctl stop`; the machines with processes of the run that are left after it."""
         self.ctl("stop", "--root", self.root, *args)
-        assert self.processes() == {}
+        left = self.processes()
+        self._begun = bool(left)
+        return left
 
     def processes(self) -> dict[str, str]:
         """The machines on which processes speak of the root, with their command lines."""
-        look = f"grep -alF -- {self.root} /proc/[0-9]*/cmdline | grep -v self || true"
-        found = {}
-        for machine in self.cluster.machines:
-            files = self.sh(look, on=machine).stdout.split()
-            shown = [self.sh(f"tr '\\0' ' ' <{file} || true", on=machine).stdout for file in files]
-            shown = [line for line in shown if line and "grep -alF" not in line]
-            if shown:
-                found[machine.name] = "\n".join(shown)
-        return found
+        look = (
+            f"for file in $(grep -alF -- {self.root} /proc/[0-9]*/cmdline); "
+            "do tr '\\0\\n' '  ' <$file; echo; done 2>/dev/null; true"
+        )
+
+        def shown(machine: Machine) -> tuple[str, str]:
+            lines = self.sh(look, on=machine).stdout.splitlines()
+            ours = [line for line in lines if line and "grep -alF" not in line]
+            return machine.name, "\n".join(ours)
+
+        with ThreadPoolExecutor() as pool:
+            found = list(pool.map(shown, self.cluster.machines))
+        return {name: lines for name, lines in found if lines}
 
     def send(self, count: int, seconds: float = 0.0) -> Sending:
         """Send tasks in the background, of `seconds` each."""
@@ -222,5 +240,6 @@ class Run:
 
     def close(self) -> None:
         """Stop what still runs, and remove the folder."""
-        self.ctl("stop", "--root", self.root, "--grace", "10", code=None)
+        if self._begun:
+            self.ctl("stop", "--root", self.root, "--grace", "10", code=None)
         self.sh(f"rm -rf {self.base}", check=False)
