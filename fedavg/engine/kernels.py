@@ -32,13 +32,13 @@ def compiled(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any
     """A decorator that compiles for one signature, at once, and keeps the result on disk if it can.
 
     numba keeps it beside this file, or in the user's cache folder; where it may write to neither,
-    every process compiles anew, which takes a second.
+    or what lies there is damaged, every process compiles anew, which takes a second.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             found: Callable[..., Any] = njit(signature, nogil=True, cache=True)(function)
-        except (RuntimeError, OSError):
+        except Exception:  # whatever is wrong with the cache: numba never mends one that was cut
             found = njit(signature, nogil=True)(function)
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,6 +181,21 @@ def test_where_numba_is_missing_or_broken_merges_do_without(
     monkeypatch.delattr("fedavg.engine.kernels", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
     assert compiled.loops.__wrapped__() == {}
+
+
+@pytest.mark.parametrize("damaged", ["nbi", "nbc"])
+def test_a_damaged_cache_of_numba_is_done_without(tmp_path: Path, damaged: str) -> None:
+    code = "from fedavg.engine.compiled import loops; print(len(loops()))"
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "2\n" and not done.stderr, done
+        kept = list(tmp_path.rglob(f"*.{damaged}"))
+        assert kept, "nothing was kept, so nothing can be damaged"
+        for path in kept:
+            os.truncate(path, 0)
 
 
 def test_descriptors_are_given_back(used: list[bool], tmp_path: Path) -> None:
