@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from fedavg.formats.base import Entry
+from fedavg.formats.errors import shown
 from fedavg.policy import FLOAT_DTYPES
 from fsworker.errors import Refused
 
@@ -25,7 +26,7 @@ class Unmergeable(Refused):
     """
 
     def __init__(self, why: str, *, participant: str | None = None, key: str | None = None) -> None:
-        super().__init__(f"{participant}: {why}" if participant else why)
+        super().__init__(shown(f"{participant}: {why}" if participant else why))
         self.participant = participant
         self.key = key
 

@@ -109,7 +109,9 @@ def _report(error: BaseException, args: list[str]) -> int:
         kind = type(error).__name__
         print(json.dumps({"error": sentence, "exit_code": code, "kind": kind, **known}))
     else:
-        print(f"fedavg: {sentence}", file=sys.stderr)
+        from fedavg.formats.errors import shown  # lazily: most commands end well
+
+        print(f"fedavg: {shown(sentence)}", file=sys.stderr)
     return code
 
 

@@ -8,11 +8,19 @@ from __future__ import annotations
 from fsworker.errors import FormatError, Refused
 
 
+def shown(text: str) -> str:
+    """What a file calls things, as part of one line: line breaks, escapes and the like are spelt.
+
+    Else a participant's keys could break a sentence in two, or steer the terminal of who reads it.
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class DamagedCheckpoint(FormatError):
     """It is cut, padded, contradicts itself, or is no checkpoint at all."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path} is damaged: {why}", path=path)
+        super().__init__(shown(f"{path} is damaged: {why}"), path=path)
         self.why = why
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -23,7 +31,7 @@ class UnsupportedCheckpoint(FormatError):
     """It may be whole, but is or holds what is not merged; the sentence says what to do."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path} cannot be merged: {why}", path=path)
+        super().__init__(shown(f"{path} cannot be merged: {why}"), path=path)
         self.why = why
 
     def __reduce__(self) -> tuple[object, ...]:

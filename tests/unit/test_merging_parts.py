@@ -190,6 +190,20 @@ def test_what_is_wrong_is_one_sentence_and_leaves_nothing(
     assert sorted(os.listdir()) == before
 
 
+def test_names_that_are_no_text_break_no_sentence_and_steer_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = "a\nb\x1b[31m\u202e\udcff"
+    models = [{key: torch.zeros(1)}, {key: torch.full((1,), torch.nan)}, {"w": torch.zeros(1)}]
+    paths = [str(tmp_path / f"{i}.pt") for i in range(3)]
+    for path, model in zip(paths, models, strict=True):
+        torch.save(model, path)
+    for pair in (paths[:2], paths[::2]):
+        assert main(["merge", *pair, "-o", str(tmp_path / "out")]) == 5
+        told = capsys.readouterr().err
+        assert "a\\nb\\x1b[31m\\u202e\\udcff" in told and told[:-1].isprintable(), told
+
+
 def test_merge_names_who_is_not_finite(
     three: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
