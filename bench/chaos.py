@@ -111,6 +111,7 @@ def play(
         event = events.once()
         report.say(f"{event.what} {event.host}, over after {_uptime(run) - event.at:.0f} s")
         events.rest()
+    events.wait_booted()
     laps.end("events")
     run.wait_ready(SETTLING)
     laps.end("all ready")

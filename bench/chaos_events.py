@@ -38,7 +38,11 @@ class Pace:
 
 
 class Events:
-    """All kinds take their turns in an order that the seed shuffles anew each time."""
+    """All kinds take their turns in an order that the seed shuffles anew each time.
+
+    A machine that was reset boots while other things happen, to others, until all kinds had their
+    turn: to boot takes it as long as all else takes together.
+    """
 
     def __init__(self, run: Run, rng: random.Random, pace: Pace) -> None:
         self.run, self.rng, self.pace = run, rng, pace
@@ -53,21 +57,30 @@ class Events:
             "clock": self._clock,
         }
         self._turns: list[str] = []
+        self._boots = ""
 
     def once(self) -> Event:
         """Let one thing happen, and undo it."""
         if not self._turns:
+            self.wait_booted()
             self._turns = self.rng.sample(sorted(self.ways), len(self.ways))
         what = self._turns.pop()
-        host = self.rng.choice(sorted(self.run.cluster.workers))
+        host = self.rng.choice(sorted(self.run.cluster.workers.keys() - {self._boots}))
         if what == "clock":
-            host = self.rng.choice([machine.name for machine in self.run.cluster.machines])
+            names = [machine.name for machine in self.run.cluster.machines]
+            host = self.rng.choice([name for name in names if name != self._boots])
         self.ways[what]("server" if what == "pause" else host)
         return self.past[-1]
 
     def rest(self) -> None:
         """Give them a moment."""
         time.sleep(self.rng.uniform(*self.pace.rest))
+
+    def wait_booted(self) -> None:
+        """Until the machine that was reset last is up."""
+        if self._boots:
+            self._machine(self._boots).wait_ssh()
+            self._boots = ""
 
     def put_right(self) -> None:
         """Whatever was interrupted half-way."""
@@ -117,9 +130,10 @@ class Events:
     def _reset(self, host: str) -> None:
         self._machine(host).reset()
         self._note("reset", host)
-        self._machine(host).wait_ssh()
+        self._boots = host
 
     def _pause(self, server: str) -> None:
+        self.wait_booted()  # a machine mounts when it boots, and does not try for long
         self.run.cluster.server.pause()
         self._note("pause", server)
         self._hold()
