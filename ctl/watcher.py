@@ -34,9 +34,9 @@ PATIENCE = 15.0
 """Seconds for a watcher on this machine to end: it finishes the act that it is in."""
 
 
-def check_stale(seconds: float) -> None:
-    """UsageError for a watcher that would suspect workers that are well."""
-    if seconds < LEAST_STALE:
+def check_stale(seconds: float, wanted: bool = True) -> None:
+    """UsageError for a watcher, if one is wanted, that would suspect workers that are well."""
+    if wanted and seconds < LEAST_STALE:
         raise UsageError(
             "--heartbeat-stale of a watcher (FLEET_WATCH_STALE) must be at least "
             f"{LEAST_STALE:g} s: workers beat each 2 s"

@@ -126,8 +126,7 @@ def command(session: Session, /, **options: Any) -> int:
     root, run_id = choose_place(session, options)
     if options["federation"]:
         aggregating.check()
-    if options["with_watch"]:
-        watcher.check_stale(session.config.pick("watch_stale", None))
+    watcher.check_stale(session.config.pick("watch_stale", None), options["with_watch"])
     check_slurm(session.config.pick("launcher", options["launcher"]), options)
     plan = make_plan(session, options, root, run_id)
     check_disk(plan, named=options["root"] is not None)
