@@ -12,6 +12,7 @@ import click
 
 from fsworker import bundled
 from fsworker.errors import FleetError, UsageError
+from fsworker.life.boundlog import StderrHandler
 from fsworker.protocol.records.needs import MOST_COUNT, labels_of
 from fsworker.protocol.records.run import LOG_LEVELS, MOST_SLOTS
 from fsworker.protocol.records.slots import MOST_COROUTINES, MOST_MEMORY, SlotTerms, gpus, size
@@ -112,7 +113,7 @@ def run(**asked: Any) -> None:
     _occupy_standard_descriptors()
     logging.basicConfig(
         level=asked.pop("log_level").upper(),
-        stream=sys.stderr,
+        handlers=[StderrHandler()],
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     code = Worker(_options(asked)).run()

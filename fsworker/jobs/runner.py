@@ -23,6 +23,7 @@ from fsworker.jobs.control import Claim, Control, Interrupted
 from fsworker.jobs.course import Course
 from fsworker.jobs.episodes import End, Train
 from fsworker.jobs.ticket import Ticket
+from fsworker.life.boundlog import StderrHandler
 from fsworker.life.lifetime import be_subreaper
 from fsworker.protocol import jobstate, layout
 from fsworker.protocol.fsops import Store
@@ -164,7 +165,7 @@ def main() -> int:
         signal.signal(signum, lambda *_: None)  # ignored, the training process would be deaf too
     level = os.environ.get("FLEET_LOG_LEVEL", "INFO")
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=level, stream=sys.stderr, format=form)
+    logging.basicConfig(level=level, handlers=[StderrHandler()], format=form)
     be_subreaper()
     line, rest = _first_line(0)
     asked = Ticket.parse(line)

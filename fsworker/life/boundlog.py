@@ -108,6 +108,28 @@ def cut_in_place(fd: int, limit: int, keep: int) -> bool:
     return True
 
 
+class StderrHandler(logging.Handler):
+    """Logging to stderr, which is a file on the root: what it does not take is dropped unsaid.
+
+    Python's own handler would fill the log with a traceback. Tried twice, since the client of a
+    file server tells at the next write what became of the last one; so a line may be there twice.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        try:
+            line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+        except Exception:
+            self.handleError(record)
+            return
+        for _ in range(2):
+            try:
+                os.write(2, line)
+                return
+            except OSError:
+                continue
+
+
 class BoundHandler(logging.Handler):
     """Logging into a BoundLog."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from fsworker.errors import FormatError, NotRunning
 from fsworker.life import boundlog, lifefiles
 from fsworker.life.backoff import Backoff
-from fsworker.life.boundlog import BoundHandler, BoundLog
+from fsworker.life.boundlog import BoundHandler, BoundLog, StderrHandler
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.records.run import HostIdentity, Identity
 from tests.support.roots import make_root
@@ -119,6 +120,24 @@ def test_a_full_disk_drops_lines_of_a_log_and_nothing_else(
         logger.removeHandler(handler)
         log.close()
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_log_that_was_refused_goes_on_with_its_next_line_and_holds_no_traceback(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a mount that tells at a write that the one before it was over quota."""
+    real, refusals = os.write, [1, 2, 3]  # both tries of the first line, one of the second
+
+    def write(fd: int, data: bytes) -> int:
+        if fd == 2 and refusals:
+            raise OSError(errno.EDQUOT, f"Disk quota exceeded {refusals.pop()}")
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", write)
+    handler = StderrHandler()
+    for line in ("dropped", "written \udcff", "and on"):
+        handler.handle(logging.LogRecord("test", logging.INFO, "", 0, line, None, None))
+    assert capfd.readouterr().err == "written \\udcff\nand on\n"
 
 
 @pytest.mark.parametrize(
