@@ -109,7 +109,7 @@ class Effects:
 
     def _revoke(self, action: Action) -> None:
         for incarnation in action.owners:
-            moved, finished = self._io.call(
+            moved, finished, names = self._io.call(
                 "reclaim",
                 RECLAIM_TIMEOUT,
                 host=action.host,
@@ -124,6 +124,7 @@ class Effects:
                     host=action.host,
                     incarnation=incarnation,
                     batches=moved,
+                    names=names,
                     died=action.died,
                     finished=finished,
                     reason=action.reason,

@@ -17,7 +17,6 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -90,16 +89,20 @@ class RootChild:
         return self._observer.look().to_plain()
 
     def reclaim(self, host: str, incarnation: str, died: bool) -> list[Any]:
-        """Return the claims of one life to their inboxes: how many, and whether that was all."""
+        """Return the claims of one life to their inboxes: how many, whether that was all, and
+        the names of the first of them."""
         owner = layout.Owner(host, incarnation)
         done = self._store.run(ledger.reclaim(owner, died=died))
-        return [len(done.moved), done.finished]
+        return [len(done.moved), done.finished, done.names]
 
     def launch(self, host: str, above: int) -> int:
         """Number a new launch of a host, the one after `above`, which is all that was known.
 
         Busy while a command works on the run: what it does to the host goes first. Also when the
         host was launched since it was looked at, by whomever, and whatever the locks say.
+
+        The token of the launch tells its number. The launch meta gets a new time and is not
+        written: where the locks lie, that would undo what a command has just changed in it.
         """
         path = self._store.path(layout.LAUNCH_META)
         with verb_lock(self._store, "watch", patience=0):
@@ -107,8 +110,7 @@ class RootChild:
             number, others = above + 1, meta.launches.get(host, 0) > above
             if others or self._store.run(launches.take({host: number}, secrets.token_hex(4))):
                 raise Busy(f"host {host} was launched by somebody else meanwhile", host=host)
-            changed = replace(meta, launches={**meta.launches, host: number})
-            self._store.publish(layout.LAUNCH_META, changed.to_json())
+            os.utime(path)  # which says since when the launch is awaited
         return number
 
     def identity(self, host: str) -> str:

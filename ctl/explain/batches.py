@@ -17,6 +17,8 @@ from fsworker.protocol import audit, layout
 from fsworker.protocol.audit import Place, Survey
 from fsworker.protocol.layout import Token
 
+MOST = 12
+"""Events, and lines of logs, that are shown."""
 _BATCH = re.compile(r"(.+-[0-9a-f]{12}-\d+)(?::(\d+))?")
 
 
@@ -39,7 +41,12 @@ def explain(run: Run, look: Look, batch: str, index: int | None) -> Story | None
     places = seen.places.get(batch, [])
     kind, name = ("batch", batch) if index is None else ("task", f"{batch}:{index}")
     story = Story(kind, name, places[0].state if places else "gone")
-    story.history = [*_attempts(seen, batch), *_set_aside(run, batch, index)]
+    story.history = [
+        *sources.events(run, sources.about_batch(batch), MOST, hosts=True),
+        *sources.logged(run, batch, MOST),
+        *_attempts(seen, batch),
+        *_set_aside(run, batch, index),
+    ]
     if not places:
         return _gone(run, seen, batch, story)
     place = places[0]

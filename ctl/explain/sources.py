@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,14 +18,19 @@ from ctl.roots import Run
 from fsworker.identity import RUNNING, Place, state_of
 from fsworker.protocol import layout
 
-EVENTS_READ = 4 << 20
-"""Bytes of the events that are searched, from the end."""
-_PLAIN = ("at", "by", "event", "host", "hosts")
+EVENTS_READ, LOG_READ = 4 << 20, 256 << 10
+"""Bytes of the events and of each worker's log that are searched, from the end."""
+_PLAIN = ("at", "by", "event", "host", "hosts", "names")
 
 
-def events(run: Run, wanted: Callable[[dict[str, Any]], bool], most: int) -> list[Event]:
-    """The last `most` events that are `wanted`, oldest first."""
-    found = [Event(_text(e.get("at")), _words(e)) for e in _events(run) if wanted(e)]
+def events(
+    run: Run, wanted: Callable[[dict[str, Any]], bool], most: int, *, hosts: bool = False
+) -> list[Event]:
+    """The last `most` events that are `wanted`, oldest first; with `hosts`, of which each was."""
+    found = []
+    for event in filter(wanted, _events(run)):
+        whose = f"{_text(event['host'])}: " if hosts and "host" in event else ""
+        found.append(Event(_text(event.get("at")), whose + _words(event)))
     return found[-most:]
 
 
@@ -36,6 +42,27 @@ def about_host(host: str) -> Callable[[dict[str, Any]], bool]:
         return event.get("host") == host or (isinstance(hosts, list) and host in hosts)
 
     return wanted
+
+
+def about_batch(batch: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether an event concerns this batch: somebody's claims were returned, and it was there."""
+
+    def wanted(event: dict[str, Any]) -> bool:
+        names = event.get("names")
+        return isinstance(names, list) and batch in names
+
+    return wanted
+
+
+def logged(run: Run, batch: str, most: int) -> list[Event]:
+    """What the workers of the run's hosts logged last about a batch, oldest first."""
+    whole = re.compile(rf"(?<![\w.-]){re.escape(batch)}(?![\w-])")
+    found = []
+    for host in run.hosts:
+        text = _tail(run, layout.host_file(host, "log"), LOG_READ).decode("utf-8", "replace")
+        found += [(line, host) for line in filter(whole.search, text.splitlines())]
+    # By their own clocks and zones: where these differ, so does the order.
+    return [Event(None, f"{host} logged: {line}") for line, host in sorted(found)[-most:]]
 
 
 def last_lines(run: Run, path: str, most: int) -> list[str]:

@@ -103,7 +103,10 @@ class Orphans:
         done = self._store.run(ledger.reclaim(owner, died=False))
         if done.moved:
             log.warning(
-                "%d batches of %s, whose life is over, are back", len(done.moved), owner.name
+                "%d batches of %s, whose life is over, are back: %s",
+                len(done.moved),
+                owner.name,
+                ", ".join(done.names),
             )
         return len(done.moved)
 

@@ -40,5 +40,8 @@ class Predecessors:
     def _return(self, owner: Owner) -> bool:
         done = self._store.run(ledger.reclaim(owner, died=True))
         if done.moved:
-            log.warning("%d batches of %s are back in the inbox", len(done.moved), owner.name)
+            some = ", ".join(done.names)
+            log.warning(
+                "%d batches of %s are back in the inbox: %s", len(done.moved), owner.name, some
+            )
         return done.finished

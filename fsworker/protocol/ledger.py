@@ -26,6 +26,7 @@ from fsworker.protocol.layout import Owner, Token
 from fsworker.protocol.ops import MakeFolder, Put, RemoveFolder, Rename, Scan, Verb
 
 RECLAIM_ROUNDS = 4
+MOST_NAMED = 20
 
 
 class Expelled(FleetError):
@@ -51,6 +52,11 @@ class Reclaim:
 
     moved: list[Token] = field(default_factory=list)
     finished: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The first of the batches that moved, for logs: people ask what became of one."""
+        return [token.batch for token in self.moved[:MOST_NAMED]]
 
 
 def prepare_submission(token: Token, unique: str, data: bytes) -> Verb[str]:

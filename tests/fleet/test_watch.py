@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from ctl import roots
 from fsworker.client import Client
 from tests.rigs import hosts as rigs
 from tests.rigs.hosts import HostRig
@@ -106,8 +107,8 @@ class Fleet:
         return found
 
     def launch(self, host: str = "n1") -> int:
-        meta = json.loads((self.root / "ctl" / "launch_meta.json").read_text())
-        return int(meta["launches"][host])
+        meta = roots.open_run(str(self.root)).need_meta()
+        return meta.launches[host]
 
     def wait_ready(self, launch: int, host: str = "n1") -> dict[str, Any]:
         def look() -> dict[str, Any] | None:

@@ -210,6 +210,24 @@ def test_a_task_is_found_by_its_id_while_it_waits(run: roots.Run) -> None:
     assert "pending" in tell(run, "second")
 
 
+def test_a_batch_that_went_from_host_to_host_tells_of_each(run: roots.Run) -> None:
+    batch, longer = layout.batch_id("s", CLIENT, 1), layout.batch_id("s", CLIENT, 10)
+    event = {"at": "t1", "by": "watch", "event": "revoke", "host": "n1", "reason": "dead"}
+    events = [{**event, "names": [batch]}, {**event, "host": "n2", "names": [longer]}]
+    put(run, layout.EVENTS, "".join(json.dumps(e) + "\n" for e in events).encode())
+    lines = [f"2026-01-0{day} batch {name} is suspect\n" for day, name in ((2, batch), (1, longer))]
+    put(run, layout.host_file("n1", "log"), "".join(lines).encode())
+    put(run, layout.host_file("n2", "log"), f"2026-01-01 1 batches are back: {batch}\n".encode())
+    put(run, layout.inbox_path(Token(batch, 1, 2, 2)))
+    story = batches.explain(run, hosts.view(run), batch, None)
+    assert story is not None
+    assert [(e.at, e.words) for e in story.history] == [
+        ("t1", "n1: revoke (by watch): reason dead"),
+        (None, f"n2 logged: 2026-01-01 1 batches are back: {batch}"),
+        (None, f"n1 logged: 2026-01-02 batch {batch} is suspect"),
+    ]
+
+
 def test_a_host_with_its_history_and_last_words(run: roots.Run, tmp_path: Path) -> None:
     events = [
         {"at": "t1", "by": "start", "event": "started", "hosts": ["n1", "n2"]},

@@ -11,15 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from ctl import roots
 from ctl.health import Limits, State, judge
 from ctl.journal import Journal
 from ctl.lookout import Lookout
 from ctl.memory import HostMemory
 from ctl.observe import Observer, Reading, Report, read_status
+from ctl.rootchild import RootChild
 from ctl.rootio import Late, RootIO
 from ctl.sight import Continuous, Single
 from fsworker.errors import Busy, NotRunning, StorageError
-from fsworker.protocol import layout
+from fsworker.protocol import launches, layout
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.records.run import Heartbeat, LaunchMeta, Manifest, WorkerSpec
 from tests.support.waiting import gone, wait_until
@@ -367,7 +369,10 @@ def test_claims_are_returned_over_the_child(root, io):
     token = layout.Token(layout.batch_id("s", "b" * 12, 1), 0, 1, 0)
     (root / layout.claim_path(owner, token)).touch()
 
-    assert io.call("reclaim", 30.0, host="n1", incarnation=LIFE, died=True) == [1, True]
+    assert io.call("reclaim", 30.0, host="n1", incarnation=LIFE, died=True) == [
+        *(1, True),
+        [token.batch],
+    ]
     assert os.listdir(root / "inbox" / "0") == [f"{token.batch}.1.1"]
 
 
@@ -376,8 +381,25 @@ def test_a_launch_number_is_above_all_that_are_known_and_given_out_once(root, io
     assert io.call("launch", 30.0, host="n1", above=7) == 8
     with pytest.raises(Busy, match="n1 was launched by somebody else"):
         io.call("launch", 30.0, host="n1", above=7)
-    meta = LaunchMeta.from_json((root / layout.LAUNCH_META).read_bytes(), "meta")
-    assert meta.launches == {"n1": 8, "n2": 1}
+    assert roots.open_run(str(root)).need_meta().launches == {"n1": 8, "n2": 1}
+
+
+def test_a_launch_leaves_what_a_command_changes_meanwhile(root, monkeypatch):
+    """Under a lock that lies `ctl scale` may write the launch meta at any moment."""
+    old, take, before = time.time() - 600, launches.take, time.time()
+    os.utime(root / layout.LAUNCH_META, (old, old))
+    workers = tuple(WorkerSpec(f"n{i}", i % 2, 1) for i in (1, 2, 3))
+
+    def meanwhile(*args):
+        put_meta(root, workers, {"n1": 1, "n2": 1, "n3": 1})
+        os.utime(root / layout.LAUNCH_META, (old, old))
+        return take(*args)
+
+    monkeypatch.setattr(launches, "take", meanwhile)
+    assert RootChild(str(root)).launch("n1", 1) == 2
+    meta = roots.open_run(str(root)).need_meta()
+    assert (meta.workers, meta.launches) == (workers, {"n1": 2, "n2": 1, "n3": 1})
+    assert Observer(Store(root)).look().meta_mtime > before - 60, "it is awaited since now"
 
 
 def test_a_number_that_was_given_out_counts_before_it_is_written_down(root):
