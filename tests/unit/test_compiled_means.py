@@ -87,7 +87,7 @@ def test_weights_whose_products_would_be_rounded_go_the_usual_way(
     """What remains where models cancel shows how their products were rounded."""
     torch.manual_seed(1)
     values = [torch.randn(5000), torch.randn(5000)]
-    left = sum(count * x.double() for count, x in zip(counts, values, strict=False))
+    left = counts[0] * values[0].double() + counts[1] * values[1].double()
     inputs = []
     for i, x in enumerate([*values, (-left / counts[2]).float()]):
         torch.save({"w": x, "b": x.bfloat16()}, tmp_path / f"{i}.pt")
