@@ -182,6 +182,33 @@ def test_a_host_that_was_killed_comes_back_and_its_claims_return(fleet, client):
     end(watcher)
 
 
+def test_while_a_host_is_down_another_serves_its_shard_until_it_is_back(fleet, tmp_path):
+    def send(stream: str) -> set[str]:
+        """Send one batch for each task; the shards that they wait in."""
+        argv = ["submit", "--root", str(fleet.root), "--tasks", str(tasks), "--batch-size", "1"]
+        fleet.ctl(*argv, "--stream", stream)
+        return {shard for shard in "01" if os.listdir(fleet.root / "inbox" / shard)}
+
+    def done(host: str) -> int:
+        return int(fleet.beat(host)["done"])
+
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("1.0\n" * 6)
+    fleet.start("n1,n2")
+    fleet.kill("n1")
+    assert "0" in send("down"), "some wait in the shard that nobody calls home now"
+    wait_until(lambda: done("n2") == 6, 60, "the other executes them all")
+
+    watcher = fleet.watch()
+    fleet.wait_ready(2)
+    assert send("back") == {"0", "1"}
+    taken = fleet.wait_claimed()
+    assert taken.startswith("0~"), "its own shard comes first"
+    wait_until(lambda: done("n1") + done("n2") == 12, 60, "all are executed")
+    assert done("n1") >= 2
+    end(watcher)
+
+
 def test_a_worker_that_lost_its_wrapper_gets_a_new_one(fleet, client):
     fleet.start()
     watcher = fleet.watch()
