@@ -58,6 +58,12 @@ class Settings:
         name = self.hostname.lower()
         return (name,) if self.port == 22 else (f"[{name}]:{self.port}", name)
 
+    @property
+    def gives_keys(self) -> bool:
+        """Whether the configuration names key files, and does not leave them to ssh's defaults."""
+        usual = {os.path.expanduser(file) for file in _DEFAULT_KEYS}
+        return bool(self.identity_files) and not usual.issubset(self.identity_files)
+
     def key_files(self) -> list[str]:
         """The files of keys and certificates that exist, or whose public half does."""
         certified = [c for c in self.certificate_files if c.endswith("-cert.pub")]

@@ -64,14 +64,26 @@ class Keyring:
     def candidates(
         self, settings: Settings, held: list[paramiko.PKey], notes: list[str]
     ) -> Iterator[tuple[str, paramiko.PKey]]:
-        """The keys to try, each with its name, in the order in which ssh tries them."""
+        """The keys to try, each with its name, in the order in which ssh tries them.
+
+        But a key whose file is named comes before what else an agent holds: behind six of those ssh
+        never comes to it, since the server has hung up.
+        """
         files = settings.key_files()
         named = {public_blob(file) for file in files}
         configured = [k for k in held if k.asbytes() in named]
         others = [] if settings.identities_only else [k for k in held if k.asbytes() not in named]
-        for key in configured + others:
+        first, last = (configured, others) if settings.gives_keys else (configured + others, [])
+        for key in first:
             yield f"the agent's key {key.get_name()}", key
-        seen = {key.asbytes() for key in held}
+        yield from self._of_files(files, {key.asbytes() for key in held}, notes)
+        for key in last:
+            yield f"the agent's key {key.get_name()}", key
+
+    def _of_files(
+        self, files: Iterable[str], seen: set[bytes], notes: list[str]
+    ) -> Iterator[tuple[str, paramiko.PKey]]:
+        """The keys in these files but those that were `seen` in an agent."""
         for file in files:
             try:
                 key = self.unlocked.get(file) or self._from_file(file)

@@ -566,6 +566,22 @@ def test_an_agent_serves_and_a_mute_one_is_bounded(rig, opened, tmp_path, monkey
         assert error.stage == "auth"
 
 
+def test_a_key_that_is_named_is_reached_before_all_that_an_agent_holds(rig, opened, tmp_path):
+    sock = str(tmp_path / "agent")
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", sock], stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: os.path.exists(sock), what="the agent")
+        for number in range(7):  # one more than a server hears out
+            key = hosts.make_key(tmp_path / f"key{number}")
+            env = {**os.environ, "SSH_AUTH_SOCK": sock}
+            subprocess.run(["ssh-add", "-q", str(key)], check=True, env=env)
+        rig.add("n1", client=[f"IdentityAgent {sock}", "IdentitiesOnly no"])
+        assert opened().probe("n1", "/r").boot_id == "b"
+    finally:
+        agent.kill()
+        agent.wait()
+
+
 # --- names (C07) and keys
 
 

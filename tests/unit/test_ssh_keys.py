@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import paramiko
 import pytest
 
 from ctl.launchers.sshconfig import Settings
@@ -54,3 +55,28 @@ def test_a_key_is_read_once_until_it_or_its_certificate_changes(tmp_path: Path) 
     file.unlink()
     notes: list[str] = []
     assert list(ring.candidates(settings, [], notes)) == [] and "unusable" in notes[0]
+
+
+def test_a_key_that_is_named_comes_before_what_else_an_agent_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    given, usual = tmp_path / "given", tmp_path / ".ssh" / "id_ed25519"
+    for path in (given, usual, tmp_path / "other"):
+        make(path)
+    other = paramiko.PKey.from_path(tmp_path / "other")
+
+    def order(*files: Path, **fields: bool) -> list[str]:
+        paths = tuple(map(str, files))
+        settings = Settings("n1", "n1", 22, "u", identity_files=paths, **fields)
+        return [name for name, _ in Keyring().candidates(settings, [other], [])]
+
+    agents = "the agent's key ssh-ed25519"
+    assert order(given) == [str(given), agents]
+    assert order(given, identities_only=True) == [str(given)]
+    assert order(tmp_path / "other", given) == [agents, str(given)], "the agent's comes first"
+    assert order(usual.with_name("id_rsa"), usual.with_name("id_ecdsa"), usual) == [
+        agents,
+        str(usual),
+    ], "as ssh does where nothing is named"
