@@ -113,6 +113,7 @@ def play(
         events.rest()
     events.wait_booted()
     laps.end("events")
+    run.wait_beats(SETTLING)
     run.wait_ready(SETTLING)
     laps.end("all ready")
     run.sh(f": >{out}.end")
