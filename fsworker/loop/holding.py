@@ -30,7 +30,10 @@ _RETRY_FIRST, _RETRY_LONGEST = 0.1, 5.0
 NO_FILE = {errno.EISDIR: "it is a folder", errno.ENXIO: "it is a pipe, a socket or a device"}
 """What reading says of a name that is no file, and what people are told."""
 NO_ROOM_TRIES = 7
-"""How often a result may find no room before large values give way to errors: some seconds."""
+"""How often a result that is larger than the filesystem may find no room before it gives way."""
+ROOM_PATIENCE = 300.0
+"""Seconds without room after which others give way too: of a quota nobody can tell how large it is,
+and one value that never fits must not keep its batch and its worker for ever."""
 
 
 class Holding:
@@ -50,7 +53,7 @@ class Holding:
         self.trouble = False
         self._retry = _RETRY_FIRST
         self._written = self._commit_tried = False
-        self._no_room = 0
+        self._no_room, self._no_room_since = 0, 0.0
         self._parts = 0
         self._early = Early(now)
 
@@ -237,12 +240,11 @@ class Holding:
             self._write(self._results())
             return
         except OSError as error:
-            self._no_room += error.errno in NO_ROOM
-            if self._no_room < NO_ROOM_TRIES or error.errno not in NO_ROOM:
+            if error.errno not in NO_ROOM or not self._hopeless(error.errno == errno.EFBIG):
                 raise
             problem, why = error, f"{error.strerror} on the root's filesystem"
         work = self.work
-        allowed = sum(len(e.data) for e in work.results.entries) // 2 if work else 0
+        allowed = self._size() // 2
         while work and work.records and allowed:
             records = fitting.shrink(work, allowed, "NotStored", why)
             try:
@@ -255,6 +257,21 @@ class Holding:
             log.error("batch %s: the largest results are not stored: %s", self.token.batch, why)
             return
         raise problem
+
+    def _size(self) -> int:
+        """The bytes of all results."""
+        return sum(len(e.data) for e in self.work.results.entries) if self.work else 0
+
+    def _hopeless(self, never: bool) -> bool:
+        """Whether results that find no room again need not wait for it any longer."""
+        if not self._no_room:
+            self._no_room_since = time.monotonic()
+        self._no_room += 1
+        if time.monotonic() - self._no_room_since > ROOM_PATIENCE:
+            return True
+        if self._no_room < NO_ROOM_TRIES:
+            return False
+        return never or self._size() > self.store.capacity()
 
     def _write(self, records: list[bytes]) -> None:
         tasks = 1 if self.work is None or self.extra else len(self.work.records)

@@ -17,6 +17,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from fsworker.errors import StorageError
@@ -131,10 +132,8 @@ class Store:
 
     def remove_quietly(self, rel: str) -> None:
         """Unlink a file that is garbage by now; what cannot be removed is left to `fsck`."""
-        try:
+        with suppress(OSError):
             self.remove(rel)
-        except OSError:
-            pass
 
     def mkdir(self, rel: str) -> bool:
         """Make a folder; False when it was there. Its parent must exist."""
@@ -175,6 +174,11 @@ class Store:
             _close_quietly(fd)  # a probe has nothing to lose
             self.calls["unlink"] += 1
             os.unlink(probe)
+
+    def capacity(self) -> int:
+        """The bytes that the root's filesystem has, free or not: no file can be larger."""
+        found = os.statvfs(self.root)
+        return found.f_frsize * found.f_blocks
 
     def run(self, verb: Generator[_Operation, Any, T]) -> T:
         """Perform a protocol verb's operations until it returns."""
@@ -258,10 +262,8 @@ class Store:
 
 def _close_quietly(fd: int) -> None:
     """Close what is given up: a server that refused a write may refuse again at the end."""
-    try:
+    with suppress(OSError):
         os.close(fd)
-    except OSError:
-        pass
 
 
 def _read_file(path: str, limit: int) -> tuple[bytes, float]:

@@ -61,9 +61,12 @@ def answers(store: Store, found: Holding) -> list[list[object]]:
 
 
 class Full(Store):
-    """A filesystem with room for files up to a size."""
+    """A filesystem of some size, with room for files up to another."""
 
-    room = 0
+    room, size = 0, 1 << 40
+
+    def capacity(self) -> int:
+        return self.size
 
     def put(self, rel: str, data: bytes, *, durable: bool = True) -> None:
         if len(data) > self.room:
@@ -117,11 +120,13 @@ def test_of_a_run_only_the_results_that_are_too_large_give_way() -> None:
     ]
 
 
-def test_a_result_without_room_becomes_an_error_and_its_neighbours_are_kept(store: Store) -> None:
+def test_a_result_that_no_disk_can_hold_becomes_an_error_and_its_neighbours_are_kept(
+    store: Store,
+) -> None:
     full = Full(store.root)
     found = held(store, [100, 50_000, 100])
     found.store = full
-    full.room = 8_000
+    full.room = full.size = 8_000
     for _ in range(holding.NO_ROOM_TRIES - 1):
         assert found.commit() is None
         assert store.scan(layout.outbox_dir("s")) == []
@@ -131,6 +136,25 @@ def test_a_result_without_room_becomes_an_error_and_its_neighbours_are_kept(stor
         [1, "t1", "invalid", "NotStored"],
         [2, "t2", "ok", 100],
     ]
+
+
+def test_a_result_that_could_fit_waits_for_room_though_a_smaller_one_would_not_have_to(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Full(store.root)
+    full.room = 8_000
+    patient, tired = held(store, [100, 50_000]), held(store, [50_000, 100])
+    patient.store = tired.store = full
+    for _ in range(2 * holding.NO_ROOM_TRIES):
+        assert patient.commit() is tired.commit() is None
+    assert store.scan(layout.outbox_dir("s")) == []
+    monkeypatch.setattr(holding, "ROOM_PATIENCE", 0.0)
+    assert tired.commit() is Move.DONE
+    assert [answer[2] for answer in answers(store, tired)] == ["invalid", "ok"]
+    full.room = 1 << 20
+    store.rename(tired.outcome.done, tired.path)  # one batch, held twice
+    assert patient.commit() is Move.DONE
+    assert [answer[2] for answer in answers(store, patient)] == ["ok", "ok"]
 
 
 def test_no_result_is_given_up_while_nothing_at_all_can_be_written(store: Store) -> None:
