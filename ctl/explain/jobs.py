@@ -33,6 +33,8 @@ def _story(run: Run, look: Look, now: Row) -> Story:
         of_batch = batches.explain(run, look, now.token.batch, None)
         if of_batch is not None:
             story.now += of_batch.now
+            events = [*story.history, *of_batch.history]
+            story.history = sorted(events, key=lambda e: (e.at is None, e.at or ""))
             story.next = of_batch.next
             story.facts = of_batch.facts
     story.next.append(f"ctl job show {now.job_id} tells more, ctl job logs what its processes said")

@@ -10,7 +10,7 @@ import pytest
 
 from ctl import roots
 from ctl.cli import main
-from ctl.explain import batches, hosts, prospects, sources
+from ctl.explain import batches, hosts, jobs, prospects, sources
 from ctl.explain.prospects import Watching
 from ctl.health import Limits, State
 from ctl.memory import HostMemory
@@ -226,6 +226,20 @@ def test_a_batch_that_went_from_host_to_host_tells_of_each(run: roots.Run) -> No
         (None, f"n2 logged: 2026-01-01 1 batches are back: {batch}"),
         (None, f"n1 logged: 2026-01-02 batch {batch} is suspect"),
     ]
+
+
+def test_a_job_tells_from_which_hosts_it_was_returned(run: roots.Run) -> None:
+    for shard in range(run.manifest.shard_count):
+        Path(run.root, "inbox", str(shard)).mkdir(parents=True)
+    submit = ["job", "submit", "--root", run.root, "--id", "j1", "--", "train", "{checkpoint}"]
+    assert main(submit) == 0
+    (place,) = Path(run.root, "inbox").glob("*/*")
+    token = layout.parse_inbox_name(int(place.parent.name), place.name)
+    assert token is not None
+    event = {"at": "t1", "by": "watch", "event": "revoke", "host": "n1", "names": [token.batch]}
+    put(run, layout.EVENTS, (json.dumps(event) + "\n").encode())
+    (story,) = jobs.explain(run, hosts.view(run), "j1")
+    assert (story.state, "n1: revoke (by watch)") == ("pending", story.history[-1].words)
 
 
 def test_a_host_with_its_history_and_last_words(run: roots.Run, tmp_path: Path) -> None:
