@@ -8,11 +8,13 @@ and its numbers finite. What fails is refused by name with a reason, and nobody 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from fedavg import strategies
 from fedavg.agreement import Unmergeable
 from fedavg.checkpoint import (
     Checkpoint,
@@ -63,7 +65,7 @@ def examine(store: Store, group: Group, upload: Upload, base: Global | None) -> 
         model = None
         if base is not None:  # its damage is not the upload's
             model = stack.enter_context(open_checkpoint(model_path(store, base)))
-        return _examine(store, folder, upload.done, policy_of(group), model)
+        return _examine(store, folder, upload.done, group, model)
 
 
 def policy_of(group: Group) -> Policy:
@@ -72,8 +74,10 @@ def policy_of(group: Group) -> Policy:
 
 
 def _examine(
-    store: Store, folder: str, done: Done, policy: Policy, model: Checkpoint | None
+    store: Store, folder: str, done: Done, group: Group, model: Checkpoint | None
 ) -> Verdict:
+    policy, kind = policy_of(group), strategies.RULES.get(group.rule)
+    largest = math.inf if kind is None else kind.largest
     try:
         stamps = stamps_of(store, folder, done.files)
         artifacts.verify(store, folder, full=True, exact=True)
@@ -84,7 +88,7 @@ def _examine(
             # Lists in JSON may grow with the episodes, such as rewards: they need only agree among
             # the uploads of a round, which `without_odd_ones` sees to.
             like = None if checkpoint.format == "json" else model
-            inspect(checkpoint, like=like, policy=policy)
+            inspect(checkpoint, like=like, policy=policy, largest=largest)
     except (FleetError, OSError) as error:
         return Verdict(_problem(store, error))
     return Verdict(None, layout, stamps)

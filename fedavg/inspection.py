@@ -6,7 +6,11 @@ refused, before anybody waits for it. The merge looks again, since files can cha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from fedavg.agreement import Unmergeable, disagreement
 from fedavg.engine.crew import work_off
@@ -31,13 +35,15 @@ def inspect(
     *,
     like: Checkpoint | None = None,
     policy: Policy | None = None,
+    largest: float = math.inf,
     participant: str | None = None,
     threads: int = 1,
 ) -> Inspected:
     """Unmergeable, naming `participant`, file and key, for a checkpoint that cannot be merged.
 
     That is one whose keys, shapes or types differ from those of `like` (the round's base, or an
-    upload that was admitted), or with a value that is NaN or infinite where the policy averages.
+    upload that was admitted), or with a value that is NaN or infinite where the policy averages, or
+    beyond `largest` (`Kind.largest`) where the rule is applied.
     """
     if like is not None and (wrong := disagreement(like.entries, checkpoint.entries, like.path)):
         raise Unmergeable(wrong[1], participant=participant, key=wrong[0])
@@ -49,7 +55,7 @@ def inspect(
     }
 
     def looker() -> _Looker:
-        return _Looker(checkpoint, participant)
+        return _Looker(checkpoint, participant, largest)
 
     work_off(pieces(entries, averaged, 8), looker, threads)
     return Inspected(
@@ -61,8 +67,8 @@ def inspect(
 class _Looker:
     """Looks at pieces; one a thread."""
 
-    def __init__(self, checkpoint: Checkpoint, participant: str | None) -> None:
-        self._checkpoint, self._participant = checkpoint, participant
+    def __init__(self, checkpoint: Checkpoint, participant: str | None, largest: float) -> None:
+        self._checkpoint, self._participant, self._largest = checkpoint, participant, largest
         self._reader = Reader()
 
     def __call__(self, piece: Piece) -> None:
@@ -72,3 +78,16 @@ class _Looker:
             fault = first_fault(values, self._participant, self._checkpoint, piece.key, piece.start)
             assert fault is not None
             raise fault
+        if piece.action == "rule" and self._largest < math.inf and values.dtype != torch.float64:
+            self._refuse_large(piece, values)
+
+    def _refuse_large(self, piece: Piece, values: Tensor) -> None:
+        low, high = map(float, torch.aminmax(values))
+        if max(-low, high) > self._largest:
+            worst = high if high >= -low else low
+            raise Unmergeable(
+                f"{piece.key} in {self._checkpoint.path} is not finite once it is squared, as the "
+                f"rule does (its largest element is {worst:g})",
+                participant=self._participant,
+                key=piece.key,
+            )

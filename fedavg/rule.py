@@ -67,6 +67,8 @@ class Kind:
     `needs_base`: it wants the global model x. `weighted`: sample counts enter. `robust`: extreme
     values do not reach the result, so the engine looks for NaN and infinity in each input instead.
     `mean`: `apply` gives the weighted mean and nothing else, so the engine may take it by itself.
+    `largest`: a participant's value beyond it cannot be squared, which the rule does, and kept in
+    float32: it would stop the round for all.
     `choose`: a first pass over distances names the models that the second one merges.
     """
 
@@ -78,6 +80,7 @@ class Kind:
     weighted: bool = True
     robust: bool = False
     mean: bool = False
+    largest: float = math.inf
     choose: Choose | None = None
     check: Callable[[int, Mapping[str, float | None]], None] | None = None
 

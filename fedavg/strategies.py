@@ -146,16 +146,20 @@ def _zero(p: Params) -> float:
 _CHOSEN: dict[str, Any] = {
     "weighted": False, "robust": True, "mean": True, "check": selection.check,
 }  # fmt: skip
-_MOMENTS = {"m": _zero, "v": lambda p: p["tau"] ** 2}
+_ADAPTIVE: dict[str, Any] = {
+    "state": {"m": _zero, "v": lambda p: p["tau"] ** 2}, "needs_base": True,
+    # No model has such values, and sums of millions of their squares are finite in float32.
+    "largest": 2.0**50,
+}  # fmt: skip
 
 RULES: dict[str, Kind] = {
     kind.name: kind
     for kind in (
         Kind("fedavg", fedavg, mean=True),
         Kind("fedavgm", fedavgm, {"beta": _DECAY, "lr": _LR}, {"v": _zero}, True),
-        Kind("fedadagrad", fedadagrad, _adaptive_params(0.1, 0.0, None), _MOMENTS, True),
-        Kind("fedadam", fedadam, _adaptive_params(0.1, 0.9, 0.99), _MOMENTS, True),
-        Kind("fedyogi", fedyogi, _adaptive_params(0.01, 0.9, 0.99), _MOMENTS, True),
+        Kind("fedadagrad", fedadagrad, _adaptive_params(0.1, 0.0, None), **_ADAPTIVE),
+        Kind("fedadam", fedadam, _adaptive_params(0.1, 0.9, 0.99), **_ADAPTIVE),
+        Kind("fedyogi", fedyogi, _adaptive_params(0.01, 0.9, 0.99), **_ADAPTIVE),
         Kind("diloco", diloco, {"lr": _OUTER, "momentum": _DECAY}, {"b": _zero}, True),
         Kind("fedbuff", fedbuff, {"lr": _LR}, needs_base=True, weighted=False),
         Kind("median", median, weighted=False, robust=True),

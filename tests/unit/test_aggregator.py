@@ -170,6 +170,22 @@ def test_who_is_bad_is_refused_by_name_and_stops_nobody(
     assert not os.path.exists("HERE")
 
 
+@pytest.mark.parametrize("rule", ["fedadagrad", "fedadam", "fedyogi"])
+@pytest.mark.parametrize("value", [1e25, -1e25])
+def test_a_value_that_cannot_be_squared_stops_no_round(
+    store: Store, rule: str, value: float
+) -> None:
+    make_group(store, "abc", quorum=2, rule=rule)
+    for job in "abc":
+        upload(store, "g", job, 1, 1.0)
+    keep(store)
+    for job, weight in (("a", 1.0), ("b", 1.5), ("c", value)):
+        upload(store, "g", job, 2, weight)
+    assert keep(store).report.round == 3
+    refusal = GroupEye(store, "g").refusals(2)["c"]
+    assert refusal.kind == "not finite" and f"{value:g}" in refusal.reason
+
+
 def test_bytes_that_are_no_checkpoint_or_no_more_what_was_digested(store: Store) -> None:
     make_group(store, "abcd", quorum=2)
     upload(store, "g", "a", 1, garbage)
