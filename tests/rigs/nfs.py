@@ -1,9 +1,9 @@
 """A file server of the test's own: nfs-ganesha on loopback, NFSv4 only, with what can go wrong.
 
-Three exports: `/fleet`, a folder; `/small`, a filesystem of a few megabytes that can be filled; and
-what `quota` says about writing, which a shim below the server's `pwrite` decides. Nobody may touch
-what is exported behind the server's back: it remembers folders. The mounts live in a namespace of
-their own, so they are gone with the last process in it, whatever ends it.
+Two exports: `/fleet`, a folder, and `/small`, on a filesystem of some megabytes, which is filled by
+a file beside what is exported; a shim below the server's `pwrite` says whether whoever writes is
+over quota. Nobody may touch what is exported behind the server's back: it remembers folders. The
+mounts live in a namespace of their own, so they are gone with the last process in it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NFS_CORE_PARAM {{ Protocols = 4; NFS_Port = {port}; Bind_addr = 127.0.0.1; mount
 NFSV4 {{ Grace_Period = {grace}; Lease_Lifetime = 10; Graceless = true; Minor_Versions = 1,2; }}
 EXPORT_DEFAULTS {{ Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Protocols = 4; }}
 EXPORT {{ Export_Id = 1; Path = {folder}/fleet; Pseudo = /fleet; FSAL {{ Name = VFS; }} }}
-EXPORT {{ Export_Id = 2; Path = {folder}/small; Pseudo = /small; FSAL {{ Name = VFS; }} }}
+EXPORT {{ Export_Id = 2; Path = {folder}/disk/small; Pseudo = /small; FSAL {{ Name = VFS; }} }}
 """
 
 _SHIM = r"""
@@ -111,9 +111,9 @@ class Server:
     def prepare(self) -> None:
         """Make what is exported, and the shim; once."""
         base = Path(self.folder)
-        for name in ("fleet", "small"):
+        for name in ("fleet", "disk"):
             (base / name).mkdir(parents=True)
-            (base / name).chmod(0o777)
+        (base / "fleet").chmod(0o777)
         self.port = free_port()
         (base / "conf").write_text(_CONFIG.format(port=self.port, grace=GRACE, folder=base))
         (base / "shim.c").write_text(_SHIM)
@@ -123,7 +123,7 @@ class Server:
         with image.open("wb") as file:
             file.truncate(SMALL_MB << 20)
         subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-F", image], check=True)
-        self._hold(image, base / "small")
+        self._hold(image, base / "disk")
 
     def start(self) -> None:
         """Start it; returns once it answers."""
@@ -158,22 +158,26 @@ class Server:
         self.kill()
         end(self.holder, self.holder_ticks)
 
-    def free_bytes(self) -> int:
-        """What is left of the small filesystem."""
-        told = subprocess.run(
-            [*self._inside(), "stat", "-f", "-c", "%a %S", f"{self.folder}/small"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        blocks, size = map(int, told.stdout.split())
-        return blocks * size
+    def fill(self) -> None:
+        """Take all that is left of the small filesystem."""
+        more = "dd if=/dev/zero of=$0/fill oflag=append conv=notrunc,fsync bs={size} 2>/dev/null"
+        self._sh("; ".join([*(more.format(size=size) for size in ("64k", "1k")), "true"]))
+
+    def clear(self) -> None:
+        """Give it back."""
+        self._sh("rm -f $0/fill")
+
+    def _sh(self, script: str) -> None:
+        """Run a shell script where the small filesystem is mounted, at `$0`."""
+        argv = [*self._inside(), "sh", "-c", script, f"{self.folder}/disk"]
+        subprocess.run(argv, check=True)
 
     def _inside(self) -> list[str]:
         return ["nsenter", f"--mount=/proc/{self.holder}/ns/mnt", "--"]
 
     def _hold(self, image: Path, target: Path) -> None:
-        script = 'mount -o loop "$1" "$2" && chmod 777 "$2" && echo ready && exec sleep infinity'
+        script = 'set -e; mount -o loop "$1" "$2"; mkdir -m 777 "$2/small"; echo ready; '
+        script += "exec sleep infinity"
         argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
         mounted = Path(self.folder) / "holder"
         self.holder, self.holder_ticks = self._spawn([*argv, "sh", str(image), str(target)])
