@@ -117,6 +117,8 @@ def _refuse_unused(
 def _open(path: str) -> Checkpoint:
     from fedavg.checkpoint import open_checkpoint
 
+    if not path:
+        raise UsageError("a file to read has no name: is a variable of the shell empty?")
     if not os.path.exists(path):
         raise UsageError(f"{path}: there is no such file or folder", path=path)
     return open_checkpoint(path)

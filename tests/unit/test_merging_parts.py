@@ -170,6 +170,7 @@ def test_merge_keeps_an_optimiser_state(three: list[str], tmp_path: Path) -> Non
         (["--lora", "factors"], 2, "--lora: there are no factors of low-rank adapters"),
         (["--key", "v=max", "--key", "step=max"], 2, "--key v=max: no key is like that: leave"),
         (["nowhere.pt"], 2, "nowhere.pt: there is no such file or folder"),
+        ([""], 2, "a file to read has no name"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_and_leaves_nothing(
