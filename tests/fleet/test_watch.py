@@ -429,7 +429,8 @@ def test_one_look_at_a_time_serves_cron_and_remembers_its_back_off(fleet):
 
 def test_status_files_that_lie_restart_nobody(fleet):
     fleet.start("n[1-2]")
-    watcher = fleet.watch()
+    # Longer than the lies take together: sweeps may see nothing else.
+    watcher = fleet.watch("--heartbeat-stale", "30")
     status = fleet.root / "status"
     data = Path(__file__).parent.parent / "data" / "status"
     for name in sorted(os.listdir(data)):
