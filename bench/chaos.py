@@ -114,7 +114,6 @@ def play(
     events.wait_booted()
     laps.end("events")
     run.wait_beats(SETTLING)
-    run.wait_ready(SETTLING)
     laps.end("all ready")
     run.sh(f": >{out}.end")
     run.wait(f"[ -e {out}.over ]", SETTLING, "all answers")

@@ -198,12 +198,14 @@ class Run:
             self.wait_beats(left)
 
     def wait_beats(self, deadline: float = DEADLINE) -> None:
-        """Until every worker beats: a look that costs next to nothing, unlike `ctl status`.
+        """Until every worker beats and is ready: a look that costs little, unlike `ctl status`.
 
         By the times of files, which are the server's: nobody's clock is asked.
         """
-        probe, beats = f"{self.base}/probe", f"find {self.root}/status -name '*.json'"
-        count = f'[ "$({beats} -newer {probe} | wc -l)" = {len(self.cluster.workers)} ]'
+        probe = f"{self.base}/probe"
+        beats = f"find {self.root}/status -name '*.json' -newer {probe}"
+        ready = f"{beats} -exec grep -l '\"ready\": true' {{}} + 2>/dev/null"
+        count = f'[ "$({ready} | wc -l)" = {len(self.cluster.workers)} ]'
         looks = f"date >{probe}; for i in $(seq 10); do sleep 1; {count} && exit; done; exit 1"
         self.wait(f"( {looks} )", max(1.0, deadline), "a beat of every worker")
 
