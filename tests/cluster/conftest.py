@@ -25,12 +25,16 @@ BUDGET = float(os.environ.get("SHARDFLEET_BUDGET") or math.inf)
 OTHERS = ("test_slurm.py", "test_systemd.py")
 """What needs no machines, and waits most of the time: a process beside may do it."""
 
+LAST = "test_chaos.py"
+"""It resets machines, which then have nothing in their caches, and takes as long as it takes."""
+
 HERE = Path(__file__).parent
 _BEGUN = time.monotonic()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out, without a skip, what only the long level has time for."""
+    """Leave out, without a skip, what only the long level has time for; chaos comes last."""
+    items.sort(key=lambda item: item.path.name == LAST)
     if LONG:
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
