@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from ctl.ages import WatchClock
 from ctl.journal import Journal
 from ctl.observe import Report
+from ctl.patience import Patience
 from ctl.rootio import Late, RootIO
 from fsworker.errors import Busy, FleetError, NotRunning
 from fsworker.protocol.layout import LAUNCH_META
@@ -22,7 +24,7 @@ from fsworker.protocol.records.run import LaunchMeta
 log = logging.getLogger("ctl.lookout")
 
 LATE = 5.0
-"""Seconds that a look may take: beyond that the storage is suspected."""
+"""Seconds that a look may take, to begin with: beyond that the storage is suspected."""
 
 GONE_FOR = 60.0
 """Seconds for which a run must be gone to be believed gone: a mount may come back."""
@@ -35,12 +37,19 @@ RECOVERY = 0.5
 class Lookout:
     """Looks at one run root over a child process.
 
+    A look may take `late` seconds, and up to `latest` where one after the other takes longer.
     `clock` starts with the first look. `lost`: why the storage is suspected, empty when it is not.
     `found_again`: this look is the first after that.
     """
 
     def __init__(
-        self, io: RootIO, journal: Journal, interval: float, *, late: float = LATE
+        self,
+        io: RootIO,
+        journal: Journal,
+        interval: float,
+        *,
+        late: float = LATE,
+        latest: float = LATE,
     ) -> None:
         self.clock: WatchClock | None = None
         self.meta: LaunchMeta | None = None
@@ -48,6 +57,7 @@ class Lookout:
         self.found_again = False
         self._io, self._journal = io, journal
         self._interval, self._late = interval, late
+        self._patience = Patience(late, latest)
         self._locked = 0
         self._gone_since: float | None = None
 
@@ -118,17 +128,28 @@ class Lookout:
             self.clock.tick(time.monotonic())
         if not self._io.running or self._locked != self._io.generation:
             self._lock_again()
-        begun = time.monotonic()
-        full = bool(self.lost) or self.meta is None
-        report = Report.from_plain(self._io.call("look", self._late, full=full))
+        report = Report.from_plain(self._ask_within(self._patience.limit))
         if report.meta is not None:
             self.meta = LaunchMeta.from_json(report.meta.encode(), LAUNCH_META)
         if self.clock is None:
             self.clock = WatchClock(self._interval, time.monotonic(), report.now)
-        took = time.monotonic() - begun
-        if took > self._late:  # we were frozen meanwhile, or only just not late
-            raise Late(f"a look took {took:.1f} s", path=self._io.root)
         return report
+
+    def _ask_within(self, limit: float) -> Any:
+        """The answer to a look; Late when it took longer."""
+        begun = time.monotonic()
+        try:
+            answer = self._io.call("look", limit, full=bool(self.lost) or self.meta is None)
+            took = time.monotonic() - begun
+            if took > limit:  # we were frozen meanwhile, or only just not late
+                raise Late(f"a look took {took:.1f} s", path=self._io.root)
+        except Late:
+            if self._patience.late():
+                allowed = f"{self._patience.limit:g} s are allowed from now on"
+                self._journal.say(f"note: looks take longer than {limit:g} s here: {allowed}")
+            raise
+        self._patience.kept(took)
+        return answer
 
     def _lock_again(self) -> None:
         try:

@@ -71,7 +71,11 @@ class Watcher:
         self._alarm = Alarm()
         self._manager = manager or Manager()
         self._errands = Errands(io.root)
-        self._lookout = Lookout(io, self._journal, options.interval, late=options.late)
+        # What a look saw at its beginning is that old at its end: less than half of what is stale.
+        latest = options.limits.stale / 2
+        self._lookout = Lookout(
+            io, self._journal, options.interval, late=options.late, latest=latest
+        )
         self._effects = Effects(io, self._journal, options.limits.grace, self._alarm.ring)
         self._eyes: Continuous | Single | None = None
         self._memory: dict[str, HostMemory] = {}
