@@ -71,11 +71,8 @@ class Watcher:
         self._alarm = Alarm()
         self._manager = manager or Manager()
         self._errands = Errands(io.root)
-        # What a look saw at its beginning is that old at its end: less than half of what is stale.
-        latest = options.limits.stale / 2
-        self._lookout = Lookout(
-            io, self._journal, options.interval, late=options.late, latest=latest
-        )
+        half = options.limits.stale / 2  # what a look saw first is that old at its end
+        self._lookout = Lookout(io, self._journal, options.interval, late=options.late, latest=half)
         self._effects = Effects(io, self._journal, options.limits.grace, self._alarm.ring)
         self._eyes: Continuous | Single | None = None
         self._memory: dict[str, HostMemory] = {}
@@ -88,8 +85,7 @@ class Watcher:
     def run(self) -> int:
         """Watch until told to end. Raises Busy, and NotRunning once the run is gone."""
         self._alarm.catch_signals()
-        pid = os.getpid()
-        me = identify(pid, Place.here(os.uname().nodename))
+        me = identify(pid := os.getpid(), Place.here(os.uname().nodename))
         identity = json.dumps(asdict(me)) if me else ""
         if not self._lookout.insist(lambda: self._enter(pid, identity), self._done):
             return 0
