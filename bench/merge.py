@@ -9,7 +9,7 @@ Eight models, float32 and bfloat16, from files that the page cache holds (warm),
 ratios are medians of ratios within a repetition. The limit reads every byte of the inputs and
 writes and fsyncs as many as the output has, on two threads, and computes nothing. Time runs from
 opening the inputs to the output on disk, for the limit too: start and imports are in nobody's time.
-Run it on a machine that does nothing else; --check takes ten minutes there.
+Run it on a machine that does nothing else; --check takes twenty minutes there.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def compiled(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any
     """A decorator that compiles for one signature, at once, and keeps the result on disk if it can.
 
     numba keeps it beside this file, or in the user's cache folder; where it may write to neither,
-    or what lies there is damaged, every process compiles anew, which takes a second.
+    or what lies there is damaged, every process compiles anew, which takes some seconds.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
