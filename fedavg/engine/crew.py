@@ -27,7 +27,7 @@ def work_off(items: Iterable[T], make: Callable[[], Callable[[T], None]], thread
     did.
     """
     crew = _Crew(items, make)
-    with _one_torch_thread():
+    with one_torch_thread():
         if threads <= 1:
             crew.work()
         else:
@@ -71,7 +71,8 @@ class _Crew(Generic[T]):
 
 
 @contextmanager
-def _one_torch_thread() -> Iterator[None]:
+def one_torch_thread() -> Iterator[None]:
+    """Have torch do each call by the thread that makes it, as merges do."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
