@@ -7,11 +7,10 @@ and checksums follow when it is closed. Thus the bytes of the output depend on i
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from fedavg.formats.crc import combine
+from isal.isal_zlib import crc32, crc32_combine
 
 Put = Callable[[int, bytes | memoryview], None]
 """Writes bytes at an offset of the file."""
@@ -44,7 +43,7 @@ class Fixed:
     def finish(self, put: Put) -> int:
         """See Content."""
         put(self.offset, self.data)
-        return zlib.crc32(self.data)
+        return crc32(self.data)
 
 
 class Sequenced:
@@ -64,7 +63,7 @@ class Sequenced:
         """See Content."""
         crc = 0
         for part in self.parts:
-            crc = combine(crc, part.finish(put), part.size)
+            crc = crc32_combine(crc, part.finish(put), part.size)
         return crc
 
 
@@ -93,7 +92,7 @@ class Region:
         if not len(data):
             return
         put(self.offset + start, data)
-        crc = zlib.crc32(data) if self._sums else 0
+        crc = crc32(data) if self._sums else 0
         with self._lock:
             self._pieces[start] = len(data), crc
 
@@ -103,7 +102,7 @@ class Region:
         for start, (length, piece) in sorted(self._pieces.items()):
             if start != at:
                 break
-            crc = combine(crc, piece, length) if self._sums else 0
+            crc = crc32_combine(crc, piece, length) if self._sums else 0
             at += length
         if at != self.size:
             raise ValueError(f"{self.name!r} was not written once, in full, at byte {at}")

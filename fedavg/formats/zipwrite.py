@@ -11,8 +11,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from isal.isal_zlib import crc32_combine
+
 from fedavg.formats.contents import Content, Fixed, Put, Sequenced
-from fedavg.formats.crc import combine
 from fedavg.formats.zipread import (
     CENTRAL,
     CENTRAL_SIGNATURE,
@@ -108,11 +109,11 @@ class ZipContent:
             member.crc = member.content.finish(put)
             parts = Sequenced([Fixed(member.local())])
             parts.place(self.offset + member.header)
-            crc = combine(crc, parts.finish(put), parts.size)
-            crc = combine(crc, member.crc, member.content.size)
+            crc = crc32_combine(crc, parts.finish(put), parts.size)
+            crc = crc32_combine(crc, member.crc, member.content.size)
         end = Fixed(self._end())
         end.place(self.offset + self._directory)
-        return combine(crc, end.finish(put), end.size)
+        return crc32_combine(crc, end.finish(put), end.size)
 
     def _end(self) -> bytes:
         """The directory and its two records, as torch writes them: the 64-bit one always."""

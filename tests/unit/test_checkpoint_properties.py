@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from fedavg.checkpoint import Writer, open_checkpoint
 from fedavg.formats import strided
-from fedavg.formats.contents import Fixed
-from fedavg.formats.crc import combine
+from fedavg.formats.contents import Fixed, Region
 from fedavg.formats.zipwrite import ZipContent
 from tests.support.checkpoints import copy, same, tensors_of
 
@@ -209,12 +208,23 @@ def test_large_strided_tensors_are_read_with_bounded_reads(
     assert len(sizes) <= 3 * 1024, "hardly an element is read by itself"
 
 
-@given(st.lists(st.binary(max_size=300), max_size=6))
-def test_checksums_of_parts_give_that_of_the_whole(parts: list[bytes]) -> None:
-    crc = 0
-    for part in parts:
-        crc = combine(crc, zlib.crc32(part), len(part))
-    assert crc == zlib.crc32(b"".join(parts))
+@given(st.data(), st.lists(st.binary(max_size=300), max_size=6))
+def test_pieces_in_any_order_give_the_checksum_of_the_whole(
+    data: st.DataObject, parts: list[bytes]
+) -> None:
+    whole = b"".join(parts)
+    written = bytearray(len(whole) + 7)
+    region = Region("w", len(whole), sums=True)
+    region.place(7)
+
+    def put(at: int, piece: bytes | memoryview) -> None:
+        written[at : at + len(piece)] = piece
+
+    starts = [sum(map(len, parts[:i])) for i in range(len(parts))]
+    for start, part in data.draw(st.permutations(list(zip(starts, parts, strict=True)))):
+        region.write(put, start, memoryview(part))
+    assert region.finish(put) == zlib.crc32(whole)
+    assert written[7:] == whole
 
 
 @settings(max_examples=50)
