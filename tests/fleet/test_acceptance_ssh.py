@@ -22,7 +22,7 @@ from tests.support.counting import executions, hosts_of
 from tests.support.sshfleet import COUNT, SshFleet, others, untaken
 from tests.support.waiting import gone, wait_until
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
 TASKS = 10_000
 WATCH = {
@@ -65,7 +65,7 @@ class Answers:
         future.add_done_callback(lambda f: self.by_task[index].append(f.exception() or f.result()))
         return future
 
-    def wait(self, count: int, deadline: float = 100) -> None:
+    def wait(self, count: int, deadline: float = 120.0) -> None:
         """Until `count` tasks are answered."""
         wait_until(lambda: len(self.by_task) >= count, deadline, f"{count} answers")
 
@@ -92,7 +92,7 @@ def test_a_fleet_that_is_killed_in_every_way_answers_every_task_once(
         answers.wait(1000)
         orphan = fleet.pid("node2")
         fleet.kill(fleet.pid("node2", "wrap.pid"))
-        wait_until(lambda: gone(orphan), 10, "the worker ends with its wrapper")
+        wait_until(lambda: gone(orphan), what="the worker ends with its wrapper")
         answers.wait(1700)
         tree = fleet.members("node3")
         assert len(tree) == 5, "wrapper, worker, the process that forks slots, two slots"
@@ -140,7 +140,7 @@ def test_a_killed_worker_is_back_in_five_seconds_without_a_watcher(
         there = time.monotonic() - begun
         fleet.wait_new_life("node1", before)
         ready = time.monotonic() - begun
-        answers.wait(40)
+        answers.wait(120)
     print(f"there again after {there:.1f} s, ready after {ready:.1f} s")
     assert there < 5, "the pause of 2 s and a fork"
     assert ready < 10, "5 s on a machine that has a core for it"
@@ -182,13 +182,13 @@ def test_a_host_that_slept_past_its_claims_publishes_nothing(fleet: SshFleet, tr
         )
         fleet.wait_new_life(sleeper, before)
         machine.thaw()
-        assert client.submit(COUNT, str(traces), 1, 0.0).result(60) == 3
+        assert client.submit(COUNT, str(traces), 1, 0.0).result(120) == 3
     assert dict(answers.by_task) == {0: [0]}
     assert fleet.tokens() == []
     committed = [name for name in untaken(fleet.root) if name.endswith(".done")]
     assert committed == [], "the late result means nothing"
     watcher.terminate()
-    assert watcher.wait(30) == 0
+    assert watcher.wait(120) == 0
     fleet.wait_all_ready()
     fleet.down()
 

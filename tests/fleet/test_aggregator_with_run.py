@@ -37,29 +37,29 @@ def alive(ctl: Ctl, root: Path, but: int = 0) -> dict[str, Any] | None:
     return found if found and found["alive"] and found["pid"] != but else None
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_it_comes_and_goes_with_the_run_and_is_kept_alive(ctl: Ctl, tmp_path: Path) -> None:
     root = ctl.runs / "r"
     done = ctl("start", "--root", str(root), "--fn", "math:sqrt", "--federation", "--watch")
     assert done.returncode == 0, done.stderr
     assert "aggregating pid=" in done.stdout
-    first = wait_until(lambda: alive(ctl, root), 60, "the aggregator's first beat")
+    first = wait_until(lambda: alive(ctl, root), what="the aggregator's first beat")
     store = Store(root)
     make_group(store, "ab", episodes=2)
     for job in "ab":
         upload(store, "g", job, 1, 1.0)
-    wait_until(lambda: federation.read_global(store, "g", 2), 60, "the first round")
+    wait_until(lambda: federation.read_global(store, "g", 2), what="the first round")
 
     os.kill(first["pid"], signal.SIGKILL)
     wait_until(lambda: gone(first["pid"]))
-    second = wait_until(lambda: alive(ctl, root, first["pid"]), 100, "another one by the watcher")
+    second = wait_until(lambda: alive(ctl, root, first["pid"]), what="another one by the watcher")
     again = ctl("aggregator", "keep", "--root", str(root))
     assert (again.returncode, again.stdout) == (0, "")
     for job in "ab":
         upload(store, "g", job, 2, 1.0)
-    wait_until(lambda: federation.read_global(store, "g", 3), 60, "the last round")
+    wait_until(lambda: federation.read_global(store, "g", 3), what="the last round")
 
-    stopped = ctl("stop", "--root", str(root), "--grace", "5s")
+    stopped = ctl("stop", "--root", str(root), "--grace", "100s")
     assert stopped.returncode == 0, stopped.stderr
     assert gone(second["pid"])
     found = merging(ctl, root)

@@ -15,7 +15,7 @@ from fsworker.agent import Answer, Peer
 from tests.support.roots import make_root
 from tests.support.waiting import Spawned, wait_until
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(300)]  # each imports torch some times
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]  # each imports torch some times
 
 REPO = Path(__file__).parents[2]
 HERE = REPO / "examples" / "autoscale"
@@ -71,7 +71,7 @@ def test_one_process_for_all_rounds_gives_what_a_process_a_round_gives(tmp_path:
         for episode in (1, 2):
             peer.send_task("train", f"ep{episode}", {"episode": episode}, {"weights": path or None})
             if episode == 2:
-                wait_until(lambda: peer._state.open[0].taken_by, 60, "it is at work")
+                wait_until(lambda: peer._state.open[0].taken_by, what="it is at work")
                 child.kill()
                 child.wait()
                 child = spawned.start(argv, env=env, cwd=tmp_path)
@@ -83,4 +83,4 @@ def test_one_process_for_all_rounds_gives_what_a_process_a_round_gives(tmp_path:
         answer = get(peer)
         assert answer.return_code == "ERROR" and "cannot read" in answer.data["error"]
         peer.bye(30)
-        assert child.wait(60) == 0
+        assert child.wait(120) == 0

@@ -310,7 +310,7 @@ def inside(ctl: Ctl, script: str, *args: str) -> Done:
     command = f'{script} && exec {shlex.quote(sys.executable)} -m ctl "$@"'
     return subprocess.run(
         ["unshare", "-m", "sh", "-c", command, "sh", *args],
-        capture_output=True, text=True, env=ctl.env, cwd=ctl.folder, timeout=60, check=False,
+        capture_output=True, text=True, env=ctl.env, cwd=ctl.folder, timeout=240, check=False,
     )  # fmt: skip
 
 
@@ -341,7 +341,7 @@ def test_a_disk_that_is_full_when_tasks_are_submitted(ctl: Ctl) -> None:
     command = f'{small_disk(disk, copy)} && {probe} {shlex.quote(sys.executable)} -m ctl "$@"'
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", command, "sh", *args],
-        capture_output=True, text=True, env=ctl.env, cwd=ctl.folder, timeout=60, check=False,
+        capture_output=True, text=True, env=ctl.env, cwd=ctl.folder, timeout=240, check=False,
     )  # fmt: skip
     one_sentence(done, 7, "space")
     names = (ctl.folder / "names").read_text().split()
@@ -394,7 +394,7 @@ def test_a_root_that_may_not_be_read(ctl: Ctl, verb: str, code: int) -> None:
         argv = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
         done = subprocess.run(
             [*argv, sys.executable, "-m", "ctl", verb, "--root", str(root), *more.get(verb, ())],
-            capture_output=True, text=True, env=ctl.env, cwd=ctl.folder, timeout=60, check=False,
+            capture_output=True, text=True, env=ctl.env, cwd=ctl.folder, timeout=240, check=False,
         )  # fmt: skip
     finally:
         root.chmod(0o700)

@@ -25,8 +25,8 @@ def test_nothing_is_left_of_a_measurement(tmp_path: Path, number: signal.Signals
     with Spawned(token) as spawned:
         bench = spawned.start(argv, env={**env, "PYTHONPATH": str(REPO)})
         beats = "bench-fleet_map-*/*/fleet/runs/bench/status/bench2.json"
-        wait_until(lambda: list(tmp_path.glob(beats)), 60, "its fleet")
+        wait_until(lambda: list(tmp_path.glob(beats)), what="its fleet")
         bench.send_signal(number)
-        assert bench.wait(60) == (143 if number == signal.SIGTERM else -9)
-        wait_until(lambda: all(map(gone, with_environ(token))), 60, "the end of all processes")
-        wait_until(lambda: os.listdir(tmp_path) == [], 30, "the end of all files")
+        assert bench.wait(120) == (143 if number == signal.SIGTERM else -9)
+        wait_until(lambda: all(map(gone, with_environ(token))), what="the end of all processes")
+        wait_until(lambda: os.listdir(tmp_path) == [], what="the end of all files")

@@ -35,9 +35,9 @@ def test_what_is_too_large_is_told_the_way_and_goes_it(
         assert isinstance(error, NotSent) and "fsworker.Blob" in str(error)
         blob = fsworker.Blob(large)
         future = client.submit_as("a", client_functions.total, blob, more=fsworker.Blob([1, 2]))
-        assert future.result(30) == int(large.sum()) + 3
+        assert future.result(120) == int(large.sum()) + 3
         patient = client.with_options(retries=1)
-        assert patient.submit(client_functions.total, blob, fail_once=True).result(30) > 3
+        assert patient.submit(client_functions.total, blob, fail_once=True).result(120) > 3
         unpackable = client.submit(client_functions.total, fsworker.Blob({1})).exception(1)
         assert isinstance(unpackable, NotSent) and "a set cannot be sent" in str(unpackable)
         inside = client.submit(client_functions.total, [fsworker.Blob(1)]).exception(1)
@@ -58,11 +58,11 @@ def test_a_blob_that_is_not_what_was_sent_fails_its_task_alone(fleet: Fleet, spo
             if spoil == "cut":
                 path.write_bytes(b"\x01")
         fleet.start("h0")
-        error = future.exception(30)
+        error = future.exception(120)
         assert isinstance(error, TaskError) and error.status == "invalid"
         words = {"gone": "cannot be read", "cut": "is not what was sent"}
         assert words.get(spoil, "is not the place of a blob") in error.remote_message
-        assert fine.result(30) == 3
+        assert fine.result(120) == 3
 
 
 def _elsewhere(value: object, paths: list[str]) -> object:

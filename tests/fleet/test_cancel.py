@@ -50,7 +50,7 @@ def test_a_running_task_is_ended_and_its_neighbours_finish(spawned: Spawned, roo
     notes = f"{root.path}.begun"
     tasks = [[notes, "a", 0.0], [notes, "slow", 600.0], [notes, "b", 0.0], [notes, "c", 0.0]]
     batch = root.submit(tasks, fn="append")
-    wait_until(lambda: begun(root, "slow"), 20, "the slow one begins")
+    wait_until(lambda: begun(root, "slow"), what="the slow one begins")
     ask(root, batch, 1, 3)
     rows = {row[0]: row for row in root.results(batch)}
     assert [rows[i][2] for i in range(4)] == ["ok", "cancelled", "ok", "cancelled"]
@@ -60,7 +60,7 @@ def test_a_running_task_is_ended_and_its_neighbours_finish(spawned: Spawned, roo
     again = root.submit([[7]], fn="echo")
     assert root.results(again)[0][2:4] == ["ok", 7]
     assert worker.poll() is None
-    wait_until(lambda: requests_left(root.path) == [], 10, "the request is gone")
+    wait_until(lambda: requests_left(root.path) == [], what="the request is gone")
 
 
 def test_what_waits_is_answered_without_being_run(spawned: Spawned, root: Root) -> None:
@@ -78,10 +78,10 @@ def test_the_answer_does_not_wait_for_the_rest_of_the_batch(spawned: Spawned, ro
     start_worker(spawned, root, slots=2)
     notes = f"{root.path}.begun"
     batch = root.submit([[notes, "x", 600.0], [notes, "y", 600.0]], fn="append")
-    wait_until(lambda: begun(root, "x") and begun(root, "y"), 20, "both begin")
+    wait_until(lambda: begun(root, "x") and begun(root, "y"), what="both begin")
     ask(root, batch, 0)
     folder = root.path / layout.outbox_dir("s")
-    wait_until(lambda: [n for n in os.listdir(folder) if ".part" in n], 10, "an early result")
+    wait_until(lambda: [n for n in os.listdir(folder) if ".part" in n], what="an early result")
     assert root.collect(batch) is None
     ask(root, batch, 1)
     assert {row[2] for row in root.results(batch)} == {"cancelled"}
@@ -94,7 +94,7 @@ def test_a_task_of_a_suspect_is_cancelled_and_nobody_is_blamed(
     notes = f"{root.path}.begun"
     tasks = [[notes, "a", 0.0], [notes, "slow", 600.0], [notes, "b", 0.0], [notes, "c", 0.0]]
     batch = root.submit(tasks, fn="append", deaths=1, attempt=1)
-    wait_until(lambda: begun(root, "slow"), 20, "the slow one begins")
+    wait_until(lambda: begun(root, "slow"), what="the slow one begins")
     ask(root, batch, 1, 2)
     rows = {row[0]: row for row in root.results(batch)}
     assert [rows[i][2] for i in range(4)] == ["ok", "cancelled", "cancelled", "ok"]
@@ -119,11 +119,11 @@ def test_an_idle_worker_does_not_look_for_requests(spawned: Spawned, root: Root)
     os.rename(root.path / layout.CANCEL, root.path / "away")
     (root.path / layout.CANCEL).write_bytes(b"")
     start_worker(spawned, root)
-    wait_until(lambda: (b := root.beat()) and b.seq > 3, 30, "it is idle for a while")
+    wait_until(lambda: (b := root.beat()) and b.seq > 3, what="it is idle for a while")
     assert "cannot look for requests" not in log_of(root)
     batch = root.submit([[1]], fn="echo")
     assert root.results(batch)[0][2] == "ok"
-    wait_until(lambda: "cannot look for requests" in log_of(root), 10, "it looked while at work")
+    wait_until(lambda: "cannot look for requests" in log_of(root), what="it looked while at work")
 
 
 def test_a_client_cancels_what_it_sent(tmp_path: Path, spawned: Spawned) -> None:
@@ -131,20 +131,20 @@ def test_a_client_cancels_what_it_sent(tmp_path: Path, spawned: Spawned) -> None
     fleet.start("h0")
     notes = tmp_path / "notes"
     with Client(fleet.root) as client:
-        assert client.submit(NOTE, str(notes), 0).result(30) == 0
+        assert client.submit(NOTE, str(notes), 0).result(120) == 0
         stuck = client.submit(MISBEHAVE, "deadlock")
-        wait_until(stuck.running, 20, "it is sent")
+        wait_until(stuck.running, what="it is sent")
         assert not stuck.cancel()
         begun = time.monotonic()
         assert client.cancel(stuck)
-        error = stuck.exception(30)
+        error = stuck.exception(120)
         took = time.monotonic() - begun
         assert isinstance(error, TaskCancelled) and isinstance(error, CancelledError)
         assert error.status == "cancelled"
         assert not client.cancel(stuck)
         assert took < 5, took  # a second, on a machine that is not busy
         good = [client.submit(NOTE, str(notes), i) for i in range(1, 20)]
-        assert [f.result(30) for f in good] == list(range(1, 20))
+        assert [f.result(120) for f in good] == list(range(1, 20))
         assert not any(client.cancel(f) for f in good)
     assert sorted(map(int, notes.read_text().split())) == list(range(20))
     assert requests_left(fleet.root) == []
@@ -156,10 +156,10 @@ def test_a_client_cancels_a_crowd(tmp_path: Path, spawned: Spawned) -> None:
     fleet.start("h0", "h1")
     with Client(fleet.root) as client:
         futures = [client.submit(NOTE, str(tmp_path / "notes"), i, 0.3) for i in range(2000)]
-        wait_until(lambda: futures[0].done(), 30, "some are at work")
+        wait_until(lambda: futures[0].done(), what="some are at work")
         asked = [client.cancel(f) for f in futures]
         assert sum(asked) > 1900
-        wait_until(lambda: all(f.done() for f in futures), 30, "all are answered")
+        wait_until(lambda: all(f.done() for f in futures), what="all are answered")
         ended = [f for f in futures if not f.cancelled() and f.exception() is not None]
         assert ended and all(isinstance(f.exception(), TaskCancelled) for f in ended)
     assert client.calls["create"] < 500

@@ -23,7 +23,7 @@ from tests.support.ctlrun import ECHO
 from tests.support.sshfleet import SshFleet, inner_pid, others
 from tests.support.waiting import gone, proc_state, wait_until
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
 STARTS = 30
 

@@ -269,7 +269,7 @@ def test_another_filesystem_in_the_root_is_not_emptied(ctl: Ctl, precious: Path)
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", str(precious), str(root / "mnt"),
          "sh", "-c", f'"{sys.executable}" -m ctl cleanup --root "$0"', str(root)],
-        capture_output=True, text=True, env=ctl.env, timeout=60, check=False,
+        capture_output=True, text=True, env=ctl.env, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 7, done.stderr
     assert f"cannot remove {root}/mnt" in done.stderr

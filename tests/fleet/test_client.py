@@ -44,13 +44,13 @@ def test_values_errors_crashes_and_timeouts(fleet: Fleet, tmp_path: Path) -> Non
         wrong = client.submit(MISBEHAVE, "value_error")
         hang = client.submit(MISBEHAVE, "deadlock")
         mapped = client.map(NOTE, [notes] * 5000, range(100, 5100))
-        assert [f.result(30) for f in good] == list(range(50))
+        assert [f.result(120) for f in good] == list(range(50))
         for future in (crash, leave):
-            assert isinstance(future.exception(30), TaskCrashed)
-        error = wrong.exception(30)
+            assert isinstance(future.exception(120), TaskCrashed)
+        error = wrong.exception(120)
         assert isinstance(error, TaskError) and error.type == "ValueError"
         assert "functions_for_tests.py" in error.traceback
-        assert isinstance(hang.exception(30), TaskTimeout)
+        assert isinstance(hang.exception(120), TaskTimeout)
         assert list(mapped) == list(range(100, 5100))
     assert Counter(_lines(tmp_path / "notes")) == Counter([*range(50), *range(100, 5100)])
     assert not fleet.files()
@@ -66,7 +66,7 @@ def test_a_worker_is_killed_and_every_task_has_one_result(fleet: Fleet, tmp_path
         wait_until(lambda: len(_lines(notes)) > 50)
         fleet.kill("h0")
         fleet.start("h0")  # the next life on that host takes back what the dead one held
-        assert [f.result(60) for f in futures] == list(range(400))
+        assert [f.result(120) for f in futures] == list(range(400))
     assert answered == Counter(range(400))
     assert not fleet.files()
 
@@ -74,31 +74,33 @@ def test_a_worker_is_killed_and_every_task_has_one_result(fleet: Fleet, tmp_path
 _CLIENT = """
 import sys
 from fsworker.client import Client
-root, notes, kept = sys.argv[1:]
+root, notes, kept, gate = sys.argv[1:]
 client = Client(root, stream="trainer-7")
 file = open(kept, "a", buffering=1)
 for i in range(300):
-    client.submit(None, notes, i, 0.005).add_done_callback(lambda f: print(f.result(), file=file))
+    future = client.submit(None, notes, i, gate if i >= 200 else "/")
+    future.add_done_callback(lambda f: print(f.result(), file=file))
 client.shutdown()
 """
 
 
-def test_a_killed_clients_stream_is_resumed_by_name(
-    fleet: Fleet, spawned: Spawned, tmp_path: Path
-) -> None:
-    notes, kept = tmp_path / "notes", tmp_path / "kept"
-    argv = [sys.executable, "-c", _CLIENT, str(fleet.root), str(notes), str(kept)]
+def test_a_killed_clients_stream_is_resumed_by_name(spawned: Spawned, tmp_path: Path) -> None:
+    """The last hundred wait for its death, however late that comes."""
+    fleet = Fleet(tmp_path / "run", spawned, ["tests.support.client_functions:note_once"])
+    notes, kept, gate = tmp_path / "notes", tmp_path / "kept", tmp_path / "gate"
+    argv = [sys.executable, "-c", _CLIENT, str(fleet.root), str(notes), str(kept), str(gate)]
     child = spawned.start(argv, cwd=REPO)
     fleet.start("h0", "h1")
     wait_until(lambda: len(_lines(kept)) > 20)
     child.kill()
     child.wait()
+    gate.touch()
     before = _lines(kept)
-    assert 20 < len(before) < 300
+    assert 20 < len(before) <= 200
     # What was sent finishes though nobody is there to take it.
     wait_until(lambda: not _claimed_or_pending(fleet))
     with Client(fleet.root, stream="trainer-7") as client:
-        assert client.submit(None, str(notes), 1000).result(30) == 1000
+        assert client.submit(None, str(notes), 1000, "/").result(120) == 1000
         again = [recovered.value for recovered in client.recover()]
         assert list(client.recover()) == []
     ran = Counter(_lines(notes))
@@ -119,11 +121,11 @@ def test_when_the_last_worker_has_stopped_clients_do_not_wait(fleet: Fleet, tmp_
     fleet.start("h0")
     notes = str(tmp_path / "notes")
     with Client(fleet.root, no_worker_timeout=3.0) as client:
-        assert client.submit(None, notes, 1).result(30) == 1
+        assert client.submit(None, notes, 1).result(120) == 1
         fleet.stop("h0")
         with pytest.raises(NoWorkers, match=str(fleet.root)):
-            client.submit(None, notes, 2).result(30)
+            client.submit(None, notes, 2).result(120)
         fleet.start("h1")
-        assert client.submit(None, notes, 3).result(30) == 3
-        wait_until(lambda: sorted(_lines(Path(notes))) == [1, 2, 3], 60)
-        wait_until(lambda: client.submit(None, notes, 4).result(30) and not fleet.files())
+        assert client.submit(None, notes, 3).result(120) == 3
+        wait_until(lambda: sorted(_lines(Path(notes))) == [1, 2, 3])
+        wait_until(lambda: client.submit(None, notes, 4).result(120) and not fleet.files())

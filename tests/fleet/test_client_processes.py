@@ -40,7 +40,7 @@ def _use(client: Client, notes: str, number: int) -> list[str]:
     """What a child does with a client that it was given."""
     assert client._engine is None, "nothing of the parent's is used"
     with client:
-        assert client.submit(None, notes, number).result(60) == number
+        assert client.submit(None, notes, number).result(120) == number
         assert list(client.map(None, [notes] * 2, [number + 1, number + 2]))
         assert client._engine is not None
         return [client._engine.incarnation, client.stream or ""]
@@ -75,12 +75,12 @@ def test_a_client_is_used_in_child_processes(fleet: Fleet, tmp_path: Path, metho
     notes = tmp_path / "notes"
     context = multiprocessing.get_context(method)
     with Client(fleet.root, stream="s", timeout=20) as client:
-        assert client.submit(None, str(notes), 0).result(30) == 0
+        assert client.submit(None, str(notes), 0).result(120) == 0
         assert client._engine is not None
         mine = client._engine.incarnation
         ends = [_child(context, client, str(notes), number) for number in (10, 20)]
         answers = [_answer(child, pipe) for child, pipe in ends]
-        assert client.submit(None, str(notes), 1).result(30) == 1, "the parent's goes on"
+        assert client.submit(None, str(notes), 1).result(120) == 1, "the parent's goes on"
     resource_tracker._resource_tracker._stop()  # it would outlive the test
     assert len({mine, *(incarnation for incarnation, _ in answers)}) == 3
     assert {stream for _, stream in answers} == {"s"}
@@ -93,7 +93,7 @@ def test_a_pickled_client_opens_when_it_is_used(fleet: Fleet, tmp_path: Path) ->
         assert copy.stream == "s" and not copy.calls["create"]
         fleet.start("h0")
         with copy:
-            assert copy.submit(None, str(tmp_path / "notes"), 3).result(30) == 3
+            assert copy.submit(None, str(tmp_path / "notes"), 3).result(120) == 3
 
 
 _CLIENT = """
@@ -123,7 +123,7 @@ def test_a_killed_client_is_resumed_with_its_ids_and_nothing_runs_twice(
     assert 20 < len(before) < 300
     with Client(fleet.root, stream="trainer-7") as client:
         futures = [client.submit_as(i, None, str(notes), i, 0.001) for i in range(300)]
-        errors = {i: future.exception(60) for i, future in enumerate(futures)}
+        errors = {i: future.exception(120) for i, future in enumerate(futures)}
     delivered = {i for i, error in errors.items() if error is not None}
     assert all(isinstance(errors[i], AlreadyDelivered) for i in delivered)
     assert delivered <= before, "what nobody was given is given now"

@@ -66,7 +66,7 @@ def test_a_host_that_is_gone_is_named_and_the_others_are_stopped(ctl: Ctl, rig: 
     root = ctl.runs / "run"
     ctl.start(root)
     rig.hosts["n2"].kill()
-    stop = ctl("stop", "--grace", "20")
+    stop = ctl("stop", "--grace", "100")
     assert stop.returncode == 1
     assert "stopped host=n1" in stop.stdout
     assert "host n2: not stopped" in stop.stderr

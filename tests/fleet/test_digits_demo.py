@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(300)]  # seven processes import torch
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]  # seven processes import torch
 
 REPO = Path(__file__).parents[2]
 

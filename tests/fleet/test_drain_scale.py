@@ -25,7 +25,7 @@ from tests.support.ctlrun import ECHO, Ctl
 from tests.support.waiting import Spawned, gone, wait_until
 from tests.support.workers import REPO, Root, log_of
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
 NOTE = "tests.support.client_functions:note"
 
@@ -64,7 +64,7 @@ def busy_first(root: Path) -> list[str]:
         busy = {host: beat["slots_busy"] for host, beat in beats(root).items()}
         return sorted(busy, key=busy.__getitem__, reverse=True) if any(busy.values()) else None
 
-    return wait_until(look, 30, "one works") or []
+    return wait_until(look, what="one works") or []
 
 
 def lines(path: Path) -> list[int]:
@@ -91,7 +91,7 @@ class Traffic:
         """Every task has its one result, and was executed."""
         self._stop.set()
         self._thread.join()
-        assert [f.result(60) for f in self.futures] == list(range(len(self.futures)))
+        assert [f.result(120) for f in self.futures] == list(range(len(self.futures)))
         assert len(self.futures) > 50
         assert sorted(set(lines(self._notes))) == list(range(len(self.futures)))
 
@@ -99,7 +99,7 @@ class Traffic:
     def flowing(self) -> Iterator[None]:
         self._thread.start()
         try:
-            wait_until(lambda: any(f.done() for f in self.futures), 30, "the first result")
+            wait_until(lambda: any(f.done() for f in self.futures), what="the first result")
             yield
         finally:
             self._stop.set()
@@ -117,17 +117,17 @@ def test_a_drained_host_finishes_what_runs_and_others_serve_its_shard(
         slow = client.submit(NOTE, str(notes), 0, 14.0)
         out, stay = busy_first(root)
         drain = ctl.popen("drain", out, "--root", str(root))
-        wait_until(lambda: beats(root)[out]["draining"], 30, "it drains")
+        wait_until(lambda: beats(root)[out]["draining"], what="it drains")
         assert states(ctl, root) == {out: "draining", stay: "ready"}
         quick = [client.submit(NOTE, str(notes), 10 + i) for i in range(20)]
-        assert drain.wait(100) == 0
+        assert drain.wait(120) == 0
         assert drain.stdout and f"drained host={out}" in drain.stdout.read().decode()
         # Both shards are served by the other one, and soon.
         begun = time.monotonic()
-        assert [f.result(60) for f in quick] == [10 + i for i in range(20)]
-        assert slow.result(60) == 0
+        assert [f.result(120) for f in quick] == [10 + i for i in range(20)]
+        assert slow.result(120) == 0
         more = [client.submit(NOTE, str(notes), 100 + i) for i in range(20)]
-        assert [f.result(60) for f in more] == [100 + i for i in range(20)]
+        assert [f.result(120) for f in more] == [100 + i for i in range(20)]
         assert time.monotonic() - begun < 45
     assert lines(notes) == [0, *range(10, 30), *range(100, 120)]  # none was run twice
     assert states(ctl, root) == {out: "stopped", stay: "ready"}
@@ -147,7 +147,7 @@ def test_what_outlasts_the_patience_runs_elsewhere(ctl: Ctl, tmp_path: Path) -> 
         slow = client.submit(NOTE, str(notes), 1, 6.0)
         done = ctl("drain", busy_first(root)[0], "--timeout", "1s", "--root", str(root))
         assert done.returncode == 0, done.stderr
-        assert slow.result(60) == 1
+        assert slow.result(120) == 1
     assert lines(notes) == [1]
     wrong = ctl("drain", "x7", "--root", str(root))
     assert (wrong.returncode, wrong.stderr) == (
@@ -187,7 +187,7 @@ def test_hosts_join_and_leave_under_traffic(ctl: Ctl, tmp_path: Path) -> None:
 def test_a_watcher_looks_after_hosts_that_join_and_not_after_those_that_left(ctl: Ctl) -> None:
     root = run_of(ctl, "n[0-1]")
     ctl.popen("watch", "--root", str(root), "--interval", "0.5s", "--heartbeat-stale", "6s")
-    wait_until(lambda: (root / "ctl/watch.pid").exists(), 30, "it watches")
+    wait_until(lambda: (root / "ctl/watch.pid").exists(), what="it watches")
     done = ctl("scale", "--add", "n2", "--remove", "n0", "--root", str(root))
     assert done.returncode == 0, done.stderr
     before = beats(root)["n2"]
@@ -198,7 +198,7 @@ def test_a_watcher_looks_after_hosts_that_join_and_not_after_those_that_left(ctl
         beat = beats(root)["n2"]
         return bool(beat["ready"]) and beat["incarnation"] != before["incarnation"]
 
-    wait_until(healed, 90, "n2 is started again")
+    wait_until(healed, what="n2 is started again")
     assert sorted(beats(root)) == ["n1", "n2"]
     assert not (root / "ctl/n0.pid").exists()
     assert "restart n0" not in (root / "ctl/watch.log").read_text()
@@ -311,16 +311,16 @@ def test_an_idle_worker_returns_what_a_life_left_that_is_over(
             [*argv, "--host", "n0", "--concurrency", "1"],
             env={"PYTHONPATH": REPO}, stdout=log, stderr=log,
         )  # fmt: skip
-    assert root.results(held, 60)[0][2:4] == ["ok", 7]
+    assert root.results(held)[0][2:4] == ["ok", 7]
     assert root.kept[held].meta["attempt"] == 2
     assert dead.name not in root.claims()
     assert "whose life is over" in log_of(root)
-    seq = wait_until(root.beat, 10, "a beat").seq
-    wait_until(lambda: (b := root.beat()) and b.seq > seq + 2, 30, "some more looks")
+    seq = wait_until(root.beat, what="a beat").seq
+    wait_until(lambda: (b := root.beat()) and b.seq > seq + 2, what="some more looks")
     assert root.claims()[current.name] != []  # a current life, however silent
     assert root.collect(kept) is None
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(30) == 0
+    assert worker.wait(120) == 0
 
 
 def _beat(store: Store, host: str, incarnation: str, **fields: Any) -> None:
@@ -339,7 +339,7 @@ def test_tasks_are_cancelled_by_the_names_that_people_see(ctl: Ctl, tmp_path: Pa
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in many))
     submit = ("submit", "--root", str(root), "--fn", NOTE)
     assert ctl(*submit, "--tasks", str(tmp_path / "a.jsonl"), "--stream", "a").returncode == 0
-    wait_until(lambda: beats(root)["n0"]["slots_busy"], 30, "it runs")
+    wait_until(lambda: beats(root)["n0"]["slots_busy"], what="it runs")
     assert ctl(*submit, "--tasks", str(tmp_path / "b.jsonl"), "--stream", "b",
                "--batch-size", "1").returncode == 0  # fmt: skip
     missing = ctl("cancel", "nobody", "--root", str(root))
@@ -361,5 +361,5 @@ def test_tasks_are_cancelled_by_the_names_that_people_see(ctl: Ctl, tmp_path: Pa
     assert os.listdir(root / "ctl/cancel") == []
     # The stream's name is not cursed: what comes later under it runs.
     with Client(root, stream="b") as client:
-        assert client.submit(ECHO, 5).result(30) == 5
+        assert client.submit(ECHO, 5).result(120) == 5
     assert ctl("stop", "--root", str(root)).returncode == 0

@@ -36,7 +36,7 @@ def test_new_code_is_told_from_old_until_every_host_has_it(tmp_path: Path) -> No
         root = ctl.runs / "run"
         done = ctl("start", "--root", str(root), "--hosts", "n1,n2", "--fn", GRADE)
         assert done.returncode == 0, done.stderr
-        wait_until(lambda: old_enough(ctl, root), 60, "some beats")
+        wait_until(lambda: old_enough(ctl, root), what="some beats")
         assert drift(ctl, root) == []
 
         (repo / "drifting_grader.py").write_text("def grade(x): return x + 1\n")

@@ -40,7 +40,7 @@ def mean(states: list[State]) -> State:
     return merged
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_rounds_through_the_fleet_are_those_of_one_process(ctl: Ctl) -> None:
     fleet = JobFleet(ctl, "n0", "n1", options=("--federation",))
     command = [sys.executable, SCRIPT, "--save", "{checkpoint}", "--first", "{episode}"]
@@ -60,7 +60,7 @@ def test_rounds_through_the_fleet_are_those_of_one_process(ctl: Ctl) -> None:
         expected = mean([train(expected, seed, episode) for seed in SEEDS])
         # The last round may still be at work when its jobs have ended.
         at = episode + 1
-        wait_until(lambda e=at: federation.read_global(store, "g", e), 60, f"round {episode}")  # type: ignore[misc]
+        wait_until(lambda e=at: federation.read_global(store, "g", e), what=f"round {episode}")  # type: ignore[misc]
         found = model(store, at)["net_state_dict"]
         assert found.keys() == expected.keys()
         for name, value in expected.items():

@@ -35,7 +35,7 @@ def spawned() -> Iterator[Spawned]:
 
 def _ctl(root: Root, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "ctl", *words, "--root", str(root.path)]
-    return subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=240, check=False)
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def test_repair_of_a_live_root_leaves_the_living_alone(spawned: Spawned, tmp_pat
     root = Root(tmp_path / "run", functions=["echo", "sleep"], shards=2)
     start_worker(spawned, root)
     running = root.submit([[1.5], [1.5]], fn="sleep")
-    wait_until(lambda: any(root.claims().values()), 20, "claimed")
+    wait_until(lambda: any(root.claims().values()), what="claimed")
     bad = root.submit([[1]], raw=b"\x89SFL but no more", shard=1)
     # Whoever comes first, its worker or the repair: once, and with an answer.
     code, found = _fsck(root, "--repair")
@@ -139,7 +139,7 @@ def test_results_that_come_after_all_are_counted_when_they_are_recovered(
     with client, pytest.raises(NoWorkers):
         list(client.map(ECHO, range(6), chunksize=2))
     start_worker(spawned, root)
-    wait_until(lambda: _done(root) == 3, 30, "committed")
+    wait_until(lambda: _done(root) == 3, what="committed")
     with Client(root.path, stream="trainer") as client:
         rest = client.recover()
         next(rest)
@@ -200,4 +200,4 @@ def _serve(spawned: Spawned, root: Root, over: Any) -> None:
             worker = start_worker(spawned, root, ready=False)
         time.sleep(0.02)
     worker.terminate()
-    worker.wait(30)
+    worker.wait(120)

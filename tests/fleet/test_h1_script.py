@@ -78,7 +78,7 @@ WATCH=$!
 for i in $(seq 300); do [ -e "$ROOT/ctl/watch.pid" ] && break; sleep 0.1; done
 test "$(cat "$ROOT/ctl/watch.pid")" = "$WATCH"
 
-$CTL stop --grace 60 > out.stop
+$CTL stop --grace 100 > out.stop
 wait "$WATCH" || true
 test ! -e "$ROOT/ctl/node1.pid"
 test ! -e "$ROOT/ctl/node1.wrap.pid"
@@ -108,7 +108,7 @@ def ctl(tmp_path: Path) -> Iterator[Ctl]:
 def test_the_script_runs_unchanged(ctl: Ctl) -> None:
     done = subprocess.run(
         ["bash", "-x", "-c", SCRIPT],
-        capture_output=True, text=True, env=ctl.env, cwd=ctl.folder, timeout=110, check=False,
+        capture_output=True, text=True, env=ctl.env, cwd=ctl.folder, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "note: hosts is taken from SAO_REWARD_WORKER_HOSTS" in done.stderr

@@ -64,7 +64,7 @@ class Bench:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        out, _ = child.communicate(script.encode() + b" </dev/null\n", timeout=60)
+        out, _ = child.communicate(script.encode() + b" </dev/null\n", timeout=240)
         text = out.decode()
         before, begun, rest = text.partition(f"\n<BEGIN {marker}>")
         body, ended, after = rest.partition(f"<END {marker}>\n")
@@ -92,7 +92,7 @@ class Bench:
         return reply["wrap_pid"], reply["worker_pid"]
 
     def stop(self, **fields: Any) -> dict[str, Any]:
-        return self.ask("stop", **{"launch": 1, "grace": 20, "kill_after": None, **fields})
+        return self.ask("stop", **{"launch": 1, "grace": 100, "kill_after": None, **fields})
 
     def lives(self) -> list[dict[str, Any]]:
         if not self.lives_file.exists():
@@ -389,7 +389,7 @@ def test_strays_are_found_named_and_ended(bench: Bench) -> None:
     stopped = bench.stop(grace=0.3)
     assert stopped["left"] == [{"pid": stray.pid, "role": "stray", "state": "alive"}]
     assert bench.stop(grace=0.3, kill_after=0.3)["left"] == []
-    assert stray.wait(10) == -signal.SIGKILL
+    assert stray.wait(120) == -signal.SIGKILL
     assert not bench.ctl("pid").exists(), "left by the killed, removed by the stop"
 
 
@@ -478,6 +478,6 @@ def test_no_request_at_all_is_a_usage_error(spawned: Spawned) -> None:
     for args in ([], ["{"], ["[]"], ["{}"], ["{}", "{}"]):
         argv = [sys.executable, "-m", "fsworker.hostside", *args]
         child = spawned.start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPO)
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=240)
         assert (child.returncode, out) == (2, b"")
         assert err.startswith(b"usage:")

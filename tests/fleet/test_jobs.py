@@ -102,7 +102,9 @@ def test_a_tree_of_deaf_helpers_is_ended_whole(ctl: Ctl, how: str) -> None:
     job = fleet.submit("--pause", "600", "--do", "deaf", options=tuple(options))
     fleet.running(job)
     # The script itself, two helpers, one of them in a session of its own.
-    pids = wait_until(lambda: found if len(found := fleet.holders(job)) >= 3 else None, 30, "three")
+    pids = wait_until(
+        lambda: found if len(found := fleet.holders(job)) >= 3 else None, what="three"
+    )
     if how == "cancel":
         done = fleet.call("job", "cancel", "--wait", job)
         assert done.returncode == 0, done.stderr
@@ -168,11 +170,11 @@ def test_what_is_told_to_stop_saves_and_goes_on_elsewhere(ctl: Ctl, tmp_path: Pa
         options=("--episodes", "3", "--id", "long"),
     )  # fmt: skip
     fleet.running(job)
-    host = wait_until(lambda: fleet.row(job).host, 30, "a host")
+    host = wait_until(lambda: fleet.row(job).host, what="a host")
     other = "n1" if host == "n0" else "n0"
     assert fleet.call("drain", host).returncode == 0
     fleet.running(job, "begin 2")
-    row = wait_until(lambda: r if (r := fleet.row(job)).host == other else None, 60, "the other")
+    row = wait_until(lambda: r if (r := fleet.row(job)).host == other else None, what="the other")
     assert row.token is not None and (row.token.attempt, row.token.deaths) == (2, 0)
     assert fleet.weights(job, 1) == undisturbed(tmp_path, 1)
     assert [(n.host, n.why) for n in fleet.notes(job)] == [(host, "drain"), (other, "")]
@@ -222,4 +224,4 @@ def test_tasks_beside_a_job_and_slots_that_die_leave_it_alone(ctl: Ctl) -> None:
     assert done.returncode == 0, done.stderr
     assert fleet.row(job).status == "running" and pid in fleet.holders(job)
     assert fleet.call("job", "cancel", "--wait", job).returncode == 0
-    wait_until(lambda: not fleet.holders(job), 30, "the end of its processes")
+    wait_until(lambda: not fleet.holders(job), what="the end of its processes")

@@ -66,7 +66,7 @@ def begun(fleet: JobFleet) -> list[int]:
 
 def check(fleet: JobFleet, job: str, expected: list[float]) -> None:
     """All that must hold in the end."""
-    result = fleet.over(job, 120)
+    result = fleet.over(job, 240)
     assert (result["status"], result["episodes_completed"]) == ("success", EPISODES), result
     assert fleet.weights(job, EPISODES) == expected
     folder = jobstate.look(fleet.run.store, job)
@@ -76,7 +76,7 @@ def check(fleet: JobFleet, job: str, expected: list[float]) -> None:
     episodes = begun(fleet)
     # An episode begins when the one before it is finished, so going back would be a repetition.
     assert episodes == sorted(episodes) and set(episodes) == set(range(1, EPISODES + 1))
-    wait_until(lambda: not fleet.holders(job), 60, "the end of all its processes")
+    wait_until(lambda: not fleet.holders(job), what="the end of all its processes")
 
 
 def test_kills_at_random_moments_change_nothing_that_counts(ctl: Ctl, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_kills_at_random_moments_change_nothing_that_counts(ctl: Ctl, tmp_path: 
     draw.shuffle(kinds)
     for number, kind in enumerate(kinds):
         at = 3 * number + draw.randint(1, 2)
-        wait_until(lambda at=at: max(begun(fleet), default=0) >= at, 90, f"episode {at}")
+        wait_until(lambda at=at: max(begun(fleet), default=0) >= at, what=f"episode {at}")
         time.sleep(draw.random() * 0.3)  # any moment will do
         wrapper, worker = fleet.pids("n0")
         if kind == "training":
@@ -126,7 +126,7 @@ def test_a_frozen_attempt_that_was_given_up_harms_nothing(
     fleet = JobFleet(ctl, "n0", "n1")
     job = fleet.submit(*SEED, "--pause", "0.15", options=JOB)
     fleet.running(job, "begin 3")
-    host = wait_until(lambda: fleet.row(job).host, 30, "a host")
+    host = wait_until(lambda: fleet.row(job).host, what="a host")
     (attempt, _), *_ = jobstate.attempts(fleet.run.store, job)
     frozen = below(fleet.pids(host)[0])
     for pid in frozen:
@@ -138,14 +138,14 @@ def test_a_frozen_attempt_that_was_given_up_harms_nothing(
         wait_until(lambda: Store(fleet.root).run(ledger.reclaim(owner, died=False)).finished)
         fleet.running(job, "begin 6")
         if thawed.startswith("when"):
-            fleet.over(job, 120)
+            fleet.over(job, 240)
             before = state_of(fleet.job(job), attempt.name)
     finally:
         for pid in frozen:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
     check(fleet, job, expected)
-    wait_until(lambda: not runners(fleet, host), 60, "the end of the zombie")
+    wait_until(lambda: not runners(fleet, host), what="the end of the zombie")
     assert all(proc_state(pid) != "T" for pid in frozen)
     if thawed.startswith("when"):
         assert state_of(fleet.job(job), attempt.name) == before

@@ -56,14 +56,14 @@ def test_a_group_waits_for_all_and_goes_on_from_one_model(ctl: Ctl) -> None:
     assert host is not None
     os.kill(fleet.pids(host)[1], signal.SIGKILL)
     aggregate(fleet)
-    results = [fleet.over(job, 150) for job in jobs]
+    results = [fleet.over(job, 240) for job in jobs]
     assert [(r["status"], r["episodes_completed"]) for r in results] == [("success", 3)] * 2
     first = artifacts.read_done(fleet.run.store, layout.groups.upload_dir("g", 1, jobs[0]))
     second = artifacts.read_done(fleet.run.store, layout.groups.upload_dir("g", 2, jobs[0]))
     model = federation.read_global(fleet.run.store, "g", 2)
     assert model is not None and (first.base, second.base) == (None, model.merge.digest)
     # The last episode is merged as well.
-    wait_until(lambda: federation.read_global(fleet.run.store, "g", 4), 60, "the last model")
+    wait_until(lambda: federation.read_global(fleet.run.store, "g", 4), what="the last model")
     shown = json.loads(fleet.call("job", "show", "--json", "g").stdout)["jobs"]
     assert [job["members"] for job in shown] == [sorted(jobs)] * 2
     numbers = [n for n in fleet.notes(jobs[0]) if n.first != 1]
@@ -103,7 +103,7 @@ def test_one_process_for_all_episodes_gives_the_same_as_one_for_each(ctl: Ctl) -
     (loop,) = fleet.submit_command(
         [sys.executable, "agent_loop.py", *common], options=(*options, "--agent-loop")
     )
-    killed = wait_until(lambda: fleet.holders(loop), 60, "the loop")
+    killed = wait_until(lambda: fleet.holders(loop), what="the loop")
     for pid in killed:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -13,7 +13,7 @@ from tests.support.jobs import COMMAND, JobFleet, undisturbed
 from tests.support.sshfleet import SshFleet
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
 EPISODES = 8
 SECRET = "staple-of-the-battery"
@@ -42,9 +42,9 @@ def test_a_job_outlives_its_host(ctl: SshFleet, tmp_path: Path) -> None:
         options=("--pass-env", "TOKEN", "--episodes", str(EPISODES), "--per-episode-sync"),
     )
     fleet.running(job, "begin 3")
-    host = wait_until(lambda: fleet.row(job).host, 30, "a host")
+    host = wait_until(lambda: fleet.row(job).host, what="a host")
     ctl.kill(*ctl.members(host))
-    result = fleet.over(job, 150)
+    result = fleet.over(job, 240)
     assert (result["status"], result["episodes_completed"]) == ("success", EPISODES), result
     assert fleet.weights(job, EPISODES) == undisturbed(tmp_path, EPISODES)
     begun = [int(line.split()[1]) for line in fleet.lines() if line.startswith("begin")]

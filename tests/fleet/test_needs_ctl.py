@@ -44,7 +44,7 @@ class Calls(Ctl):
     def result(self, job: str) -> dict[str, Any]:
         """What came of a job."""
         path = self.root / "outbox" / "jobs" / job / "result.json"
-        wait_until(path.exists, 60, f"the result of {job}")
+        wait_until(path.exists, what=f"the result of {job}")
         value: dict[str, Any] = json.loads(path.read_bytes())
         return value
 

@@ -46,7 +46,7 @@ class Bench:
         child = self.spawned.start(
             self.argv(action, *options, launch=launch), stdout=subprocess.PIPE, cwd=REPO
         )
-        out, _ = child.communicate(timeout=60)
+        out, _ = child.communicate(timeout=240)
         report: dict[str, Any] = json.loads(out)
         assert report["ok"] is ok, report
         assert (child.returncode == 0) is ok
@@ -275,7 +275,7 @@ def test_a_worker_that_cannot_be_run_is_said(bench: Bench) -> None:
     argv = bench.argv("serve")
     argv = [*argv[: argv.index("--")], "--", "/no/such/python", "x"]
     child = bench.spawned.start(argv, stdout=subprocess.PIPE, cwd=REPO)
-    out, _ = child.communicate(timeout=60)
+    out, _ = child.communicate(timeout=240)
     report = json.loads(out)
     assert (report["ok"], report["code"]) == (False, "failed")
     assert "/no/such/python: No such file" in report["message"]
@@ -291,7 +291,7 @@ def test_a_root_without_a_good_manifest_is_refused(bench: Bench, damage: str, co
     else:
         manifest.write_bytes(manifest.read_bytes()[:20])
     child = bench.spawned.start(bench.argv("serve"), stdout=subprocess.PIPE, cwd=REPO)
-    out, _ = child.communicate(timeout=60)
+    out, _ = child.communicate(timeout=240)
     assert "manifest.json" in json.loads(out)["message"]
     assert child.returncode == code
     assert not bench.lives()
@@ -359,7 +359,7 @@ def test_in_the_foreground_it_serves_a_service_manager(bench: Bench) -> None:
     assert report["wrap_pid"] == child.pid
     bench.wait_lives(1)
     child.terminate()
-    assert child.wait(30) == 0
+    assert child.wait(120) == 0
     assert gone(report["worker_pid"])
     assert bench.ctl("log").read_text() == "drained\n"
 

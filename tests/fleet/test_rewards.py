@@ -58,7 +58,7 @@ def test_failures_are_tried_again_and_counted(tmp_path: Path, spawned: Spawned) 
 def test_the_grpo_example_learns(tmp_path: Path) -> None:
     argv = [sys.executable, "examples/grpo/train.py", "--steps", "12", "--place", str(tmp_path)]
     done = subprocess.run(
-        argv, cwd=REPO, capture_output=True, text=True, timeout=100, env={**os.environ}
+        argv, cwd=REPO, capture_output=True, text=True, timeout=240, env={**os.environ}
     )
     assert done.returncode == 0, done.stderr
     first, *_, last = [line for line in done.stdout.splitlines() if line.startswith("step")]

@@ -48,7 +48,7 @@ class Shared(Ctl):
         env["HOME"] = env["FLEET_WORKSPACE"] = str(self.folder / str(uid))
         return subprocess.run(
             [*argv, python_for_all(), "-m", "ctl", *args],
-            capture_output=True, text=True, env=env, cwd="/", timeout=100, check=False, umask=0o077,
+            capture_output=True, text=True, env=env, cwd="/", timeout=240, check=False, umask=0o077,
         )  # fmt: skip
 
 

@@ -242,18 +242,18 @@ def test_one_coroutine_is_cancelled_alone(forked: Bench, tmp_path: Path) -> None
     work = forked.add("note_async", [[str(log), "a", 1.0], [str(log), "b", 60.0]])
     forked.until(lambda: log.exists() and len(log.read_text().split()) == 2, what="both begin")
     forked.executor.cancel(work, [1])
-    forked.until(lambda: work.finished and forked.all_idle(), 20, "the other's result")
+    forked.until(lambda: work.finished and forked.all_idle(), what="the other's result")
     assert [status for status, _ in found(work)] == ["ok", "cancelled"]
     dropped = forked.add("nap", [[60.0]] * 4)
     forked.until(lambda: forked.executor.busy() == 4, what="busy")
     forked.executor.drop(dropped.key)
-    forked.until(forked.all_idle, 20, "idle again")
+    forked.until(forked.all_idle, what="idle again")
     assert forked.executor.pool.slots[0].pid == pid
 
 
 def test_a_coroutine_that_does_not_end_is_ended_with_its_process(forked: Bench) -> None:
     bad, good = forked.add("stubborn", [[60]], timeout=0.3), forked.add("nap", [[3.0, 1]])
-    forked.until(lambda: bad.finished and good.finished, 30, "both results")
+    forked.until(lambda: bad.finished and good.finished, what="both results")
     assert [status for status, _ in found(bad)] == ["timeout"]
     assert found(good) == [["ok", 1]]
 
@@ -263,7 +263,7 @@ def test_who_keeps_the_loop_from_turning_harms_nobody_else(
 ) -> None:
     guilty = forked.add("block", [[60]], timeout=3.0)
     others = forked.add("nap", [[0.5, i] for i in range(3)], timeout=0.8)
-    forked.until(lambda: others.finished and guilty.finished, 40, "all results")
+    forked.until(lambda: others.finished and guilty.finished, what="all results")
     assert found(others) == [["ok", i] for i in range(3)]
     assert [status for status, _ in found(guilty)] == ["timeout"]
     assert caplog.text.count("Blocked: it kept the event loop of its slot from turning") == 1
@@ -275,7 +275,7 @@ def test_who_ends_the_process_is_found_among_all_that_ran_in_it(
     log = tmp_path / "log"
     good = forked.add("note_async", [[str(log), str(i), 1.0] for i in range(3)])
     bad = forked.add("end_process", [[]])
-    forked.until(lambda: good.finished and bad.finished, 30, "all results")
+    forked.until(lambda: good.finished and bad.finished, what="all results")
     assert found(good) == [["ok", str(i)] for i in range(3)]
     ((status, value),) = found(bad)
     assert status == "crashed" and "exit code 7" in value["message"]
@@ -300,7 +300,7 @@ def test_memory_is_limited_for_all_coroutines_of_a_slot(open_bench: Callable[...
     bench = open_bench(1, "fork", ASYNC, terms=SlotTerms(coroutines=3, memory=400 * MIB))
     pid = bench.executor.pool.slots[0].pid
     bad, good = bench.add("grow", [[3000]]), bench.add("nap", [[0.3, i] for i in range(9)])
-    bench.until(lambda: bad.finished and good.finished, 30, "all results")
+    bench.until(lambda: bad.finished and good.finished, what="all results")
     ((status, value),) = found(bad)
     assert status == "out of memory" and "limit 400 MiB" in value["message"]
     assert found(good) == [["ok", i] for i in range(9)]

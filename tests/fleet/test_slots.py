@@ -141,7 +141,7 @@ def test_hanging_tasks_are_ended_at_their_time_with_all_they_started(
     bench.until(bench.all_idle, what="full capacity")
     pids = {slot.pid for slot in bench.executor.pool.slots}
     zygote = bench.executor.pool.zygote_pid
-    wait_until(lambda: set(with_environ(f"SLOT_TEST={mark}")) <= pids | {zygote}, 10, "cleanup")
+    wait_until(lambda: set(with_environ(f"SLOT_TEST={mark}")) <= pids | {zygote}, what="cleanup")
 
 
 def test_a_task_may_have_a_time_of_its_own(forked: Bench) -> None:
@@ -159,7 +159,7 @@ def test_a_task_may_have_a_time_of_its_own(forked: Bench) -> None:
 def test_what_was_finished_before_a_neighbour_hangs_is_known_at_once(mark: str) -> None:
     bench = Bench(1, "fork", mark)
     work = bench.add("sleep", [[0.0], [0.0], [0.002], [0.0], [60]])
-    bench.until(lambda: len(work.results) == 4, 20, "four results")
+    bench.until(lambda: len(work.results) == 4, what="four results")
     bench.executor.drop(work.key)
     bench.until(bench.all_idle, what="its slot is replaced")
     bench.executor.close()
@@ -168,7 +168,7 @@ def test_what_was_finished_before_a_neighbour_hangs_is_known_at_once(mark: str) 
 def test_tasks_behind_a_slow_one_go_to_idle_slots(forked: Bench) -> None:
     work = forked.add("sleep", [[3.0], *([[0.0]] * 30)])
     started = time.monotonic()
-    forked.until(lambda: len(work.results) == 30, 20, "thirty results")
+    forked.until(lambda: len(work.results) == 30, what="thirty results")
     assert time.monotonic() - started < 2.5
 
 
@@ -196,7 +196,7 @@ def test_a_lost_slot_is_back_in_milliseconds(forked: Bench) -> None:
         before = slot.pid
         started = time.monotonic()
         os.kill(before, signal.SIGKILL)
-        forked.until(lambda b=before, s=slot: s.pid != b and s.state == "idle", 10, "a new one")
+        forked.until(lambda b=before, s=slot: s.pid != b and s.state == "idle", what="a new one")
         pauses.append(time.monotonic() - started)
     print("a lost slot was back after", [f"{1000 * p:.1f} ms" for p in sorted(pauses)])
     assert min(pauses) < 0.05
@@ -222,8 +222,8 @@ def test_a_stopped_slot_is_ended_at_its_time(forked: Bench, tmp_path: Path) -> N
     forked.until(lambda: Path(log).exists(), what="it begins")
     (busy,) = [s for s in forked.executor.pool.slots if s.state == "busy"]
     os.kill(busy.pid, signal.SIGSTOP)
-    wait_until(lambda: proc_state(busy.pid) == "T", 5, "stopped")
-    forked.until(lambda: work.finished, 10, "its timeout")
+    wait_until(lambda: proc_state(busy.pid) == "T", what="stopped")
+    forked.until(lambda: work.finished, what="its timeout")
     assert packing.unpack(work.results[0])[2] == "timeout"
 
 
@@ -234,7 +234,7 @@ def test_a_slot_that_begins_nothing_is_replaced_and_nobody_is_blamed(
     frozen = [slot.pid for slot in forked.executor.pool.slots]
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: all(proc_state(pid) == "T" for pid in frozen), 5, "stopped")
+    wait_until(lambda: all(proc_state(pid) == "T" for pid in frozen), what="stopped")
     assert forked.run("double", [[4], [5]], timeout=60.0) == [("ok", 8), ("ok", 10)]
     assert all(gone(pid) for pid in frozen)
 
@@ -259,7 +259,7 @@ def test_who_writes_to_its_slots_socket_has_crashed_and_nobody_else(
     bench = Bench(2, "fork", mark)
     bench.until(bench.all_idle, what="ready")
     work = bench.add("misbehave", [["alarm"], ["garble", garbage, pause], ["alarm"]] * 2)
-    bench.until(lambda: work.finished, 30, "all results")
+    bench.until(lambda: work.finished, what="all results")
     found = [packing.unpack(work.results[i])[2] for i in range(6)]
     if pause:
         assert found == ["ok", "crashed", "ok"] * 2
@@ -285,7 +285,7 @@ def test_who_makes_its_slot_silent_again_and_again_has_crashed(
         lambda buffer, number: iter(()) if b"mute me" in buffer else real(buffer, number),
     )
     work = forked.add("echo", [["mute me"], ["aloud"]])
-    forked.until(lambda: work.finished, 20, "both results")
+    forked.until(lambda: work.finished, what="both results")
     found = [packing.unpack(work.results[i]) for i in range(2)]
     assert [f[2] for f in found] == ["crashed", "ok"]
     assert "lost 5 times" in found[0][3]["message"]
@@ -300,10 +300,10 @@ def test_a_zygote_that_does_not_answer_is_replaced(
     zygote = forked.executor.pool.zygote_pid
     assert zygote is not None
     forked.run("misbehave", [["stop_zygote"]])
-    wait_until(lambda: proc_state(zygote) == "T", 5, "stopped")
+    wait_until(lambda: proc_state(zygote) == "T", what="stopped")
     how = "kill_self" if then == "crash" else "spin_in_c"
     work = forked.add("misbehave", [[how], [how]], timeout=1.0)
-    forked.until(lambda: work.finished, 30, "both results")
+    forked.until(lambda: work.finished, what="both results")
     found = {packing.unpack(r)[2] for r in work.results.values()}
     assert found == {"crashed" if then == "crash" else "timeout"}
     forked.until(forked.all_idle, what="full capacity")
@@ -320,7 +320,7 @@ def test_slots_that_really_do_not_end_are_not_counted_until_they_do(
     monkeypatch.setattr(zygote_link.ZygoteLink, "order_kill", lambda *_: True)
     stuck = [slot.pid for slot in pool.slots]
     work = forked.add("misbehave", [["deadlock"], ["deadlock"]], timeout=0.5)
-    forked.until(lambda: work.finished, 20, "two timeouts")
+    forked.until(lambda: work.finished, what="two timeouts")
     message = packing.unpack(work.results[0])[3]["message"]
     assert "was killed and does not end" in message
     assert (forked.executor.total(), forked.executor.busy()) == (0, 0)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.waiting import Spawned
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
 REPO = Path(__file__).parents[2]
 BENCH = REPO / "bench"

@@ -63,7 +63,7 @@ def test_an_interrupted_start_stops_what_it_started(ctl: Ctl) -> None:
     status = root / "status" / "localhost.json"
     wait_until(status.exists, what="the first heartbeat")
     child.send_signal(signal.SIGTERM)
-    _, stderr = child.communicate(timeout=60)
+    _, stderr = child.communicate(timeout=240)
     assert child.returncode == 143
     assert b"interrupted" in stderr
     wait_until(lambda: with_environ(ctl.entry) == [], what="the end of all processes")
@@ -116,7 +116,7 @@ def test_a_full_disk_stops_the_start_before_anything_runs(ctl: Ctl) -> None:
     args = ["start", "--root", str(disk / "run"), "--fn", ECHO]
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", str(disk), *args],
-        capture_output=True, text=True, env=ctl.env, cwd=ctl.folder, timeout=60, check=False,
+        capture_output=True, text=True, env=ctl.env, cwd=ctl.folder, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 7, done.stderr
     assert f"cannot write {disk}/run" in done.stderr

@@ -10,7 +10,7 @@ from tests.rigs import hosts
 from tests.rigs.hosts import HostRig
 from tests.support.sweeps import sweeper
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
 SAID = {
     "reached": "cannot be seen from there",

@@ -24,7 +24,7 @@ from tests.rigs import hosts as rigs
 from tests.rigs.hosts import HostRig
 from tests.support.waiting import Spawned, gone, proc_state, wait_until, with_environ
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
 REPO = Path(__file__).parents[2]
 FUNCTIONS = "tests.support.functions_for_tests"
@@ -81,7 +81,7 @@ class Fleet:
     def said(self) -> str:
         return self.said_in.read_text() if self.said_in.exists() else ""
 
-    def wait_said(self, pattern: str, deadline: float = 60.0) -> re.Match[str]:
+    def wait_said(self, pattern: str, deadline: float = 120.0) -> re.Match[str]:
         try:
             return wait_until(lambda: re.search(pattern, self.said()), deadline)
         except AssertionError:
@@ -115,7 +115,7 @@ class Fleet:
             beat = self.beat(host)
             return beat if beat["ready"] and beat["launch"] == launch else None
 
-        return wait_until(look, 60.0, f"{host} is ready in launch {launch}:\n{self.said()}")
+        return wait_until(look, what=f"{host} is ready in launch {launch}:\n{self.said()}")
 
     def kill(self, host: str = "n1", *suffixes: str) -> list[int]:
         pids = [self.pid(host, s) for s in suffixes or ("wrap.pid", "pid")]
@@ -162,7 +162,7 @@ def client(fleet: Fleet) -> Iterator[Any]:
 
 def end(watcher: subprocess.Popen[bytes]) -> None:
     watcher.terminate()
-    assert watcher.wait(30) == 0
+    assert watcher.wait(120) == 0
 
 
 def test_a_host_that_was_killed_comes_back_and_its_claims_return(fleet, client):
@@ -174,7 +174,7 @@ def test_a_host_that_was_killed_comes_back_and_its_claims_return(fleet, client):
 
     beat = fleet.wait_ready(2)
     assert beat["pid"] not in dead
-    assert answer.result(60) == 5
+    assert answer.result(120) == 5
     fleet.wait_said(r"UNHEALTHY n1 reason=heartbeat_stale age=\d+\.\d")
     fleet.wait_said(r"restart n1 rc=0")
     revoked = fleet.events("revoke")[0]
@@ -199,12 +199,12 @@ def test_while_a_host_is_down_another_serves_its_shard_until_it_is_back(fleet, t
         taken = pool.submit(fleet.wait_claimed, "n2", "0~")  # from who is down
         send("down")
         taken.result()
-    wait_until(lambda: done("n2") == 6, 60, "the other executes them all")
+    wait_until(lambda: done("n2") == 6, what="the other executes them all")
 
     watcher = fleet.watch()
     fleet.wait_ready(2)
     send("back")
-    wait_until(lambda: done("n1") + done("n2") == 12, 60, "all are executed")
+    wait_until(lambda: done("n1") + done("n2") == 12, what="all are executed")
     assert done("n1") >= 1 and fleet.beat("n1")["shard"] == 0
     end(watcher)
 
@@ -217,7 +217,7 @@ def test_a_worker_that_lost_its_wrapper_gets_a_new_one(fleet, client):
 
     fleet.wait_ready(2)
     wait_until(lambda: gone(worker), what="the old worker ended with its wrapper")
-    assert client(0).result(60) == 0
+    assert client(0).result(120) == 0
     end(watcher)
 
 
@@ -229,8 +229,8 @@ def test_a_worker_that_its_wrapper_restarts_is_left_to_it(fleet, client):
     fleet.wait_claimed()
     fleet.kill("n1", "pid")
 
-    wait_until(lambda: fleet.beat()["incarnation"] != first and fleet.beat()["ready"], 60)
-    assert answer.result(60) == 6
+    wait_until(lambda: fleet.beat()["incarnation"] != first and fleet.beat()["ready"])
+    assert answer.result(120) == 6
     assert (fleet.pid("n1", "wrap.pid"), fleet.launch()) == (wrapper, 1)
     end(watcher)
     assert fleet.events("restart") == []
@@ -246,9 +246,9 @@ def test_a_slow_import_long_after_the_launch_is_a_start_and_no_hang(fleet, tmp_p
     wait_until(lambda: time.monotonic() > launched + 9)  # the launch's own time is over
     fleet.kill("n1", "pid")
 
-    wait_until(lambda: fleet.beat()["incarnation"] != first, 60)
+    wait_until(lambda: fleet.beat()["incarnation"] != first)
     assert fleet.status("n1")["state"] == "starting"
-    wait_until(lambda: fleet.beat()["ready"] and fleet.beat()["incarnation"] != first, 60)
+    wait_until(lambda: fleet.beat()["ready"] and fleet.beat()["incarnation"] != first)
     end(watcher)
     assert (fleet.pid("n1", "wrap.pid"), fleet.launch()) == (wrapper, 1)
     assert "not_ready" not in fleet.said()
@@ -267,7 +267,7 @@ def test_a_frozen_worker_is_ended_and_only_then_its_claims_return(fleet, client,
     fleet.wait_said(r"revoked n1 .*died=1")
     assert gone(frozen), "no claim is taken from a worker that may still wake up"
     fleet.wait_ready(int(fleet.events("restart")[0]["launch"]) if fleet.events("restart") else 3)
-    answer.result(60)
+    answer.result(120)
     text = fleet.said()
     assert text.index("stop n1 rc=0") < text.index("revoked n1") < text.index("restart n1 rc=0")
     end(watcher)
@@ -330,7 +330,7 @@ def test_a_second_watcher_is_refused_and_a_new_one_adopts_what_runs(fleet):
     assert int((fleet.root / "ctl" / "watch.pid").read_text()) == second.pid
     time.sleep(7)  # longer than the staleness: nothing may come of it
     (fleet.root / "ctl" / "watch.stop").touch()
-    assert second.wait(30) == 0
+    assert second.wait(120) == 0
     assert (fleet.pid(), fleet.launch()) == (worker, 1)
     assert "UNHEALTHY" not in fleet.said()
 
@@ -453,7 +453,7 @@ def test_a_watcher_that_ends_leaves_no_process(fleet):
     watcher.wait()
 
     wait_until(lambda: gone(child), what="the child ends when its watcher is killed")
-    assert fleet.ctl("stop", "--root", str(fleet.root), "--grace", "20")
+    assert fleet.ctl("stop", "--root", str(fleet.root), "--grace", "100")
     wait_until(lambda: not with_environ(fleet.spawned.entry))
 
 
@@ -521,7 +521,7 @@ def test_a_host_out_of_reach_loses_its_claims_and_comes_back_by_itself(fleet, ri
     rig.hosts["n1"].thaw()
     os.kill(worker, signal.SIGCONT)
 
-    assert answer.result(60) == 4
+    assert answer.result(120) == 4
     fleet.wait_said(r"HEALTHY n1 state=ready", 60)
     assert fleet.launch("n1") == 1
     end(watcher)
@@ -547,5 +547,5 @@ def test_a_host_that_says_no_is_denied_in_its_own_words_and_resumes_by_itself(
     assert "you have no active jobs" in fleet.status("n1")["words"]
     flag.unlink()
     fleet.wait_ready(3)
-    assert answer.result(60) == 5
+    assert answer.result(120) == 5
     end(watcher)

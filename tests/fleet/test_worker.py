@@ -55,7 +55,7 @@ def test_tasks_are_answered_and_nothing_is_left_behind(spawned: Spawned, root: R
         first, second = root.results(batch)
         assert first[:4] == [0, "t0", "ok", 2 * i]
         assert second[:4] == [1, "t1", "ok", 2 * i + 2]
-    beat = wait_until(lambda: (b := root.beat()) and b.done == 40 and b, 10, "a beat that counts")
+    beat = wait_until(lambda: (b := root.beat()) and b.done == 40 and b, what="a beat that counts")
     assert (beat.claimed, beat.failed, beat.slots_total, beat.pid) == (40, 0, 2, worker.pid)
     assert root.store.scan(layout.outbox_dir("s")) == []
     assert [names for names in root.claims().values() if names] == []
@@ -67,12 +67,12 @@ def test_term_gives_back_what_has_not_begun_and_finishes_what_has(
     worker = start_worker(spawned, root, slots=1)
     root.results(root.submit([[1]], fn="double"))  # tasks are short: one may wait behind another
     running = root.submit([slow(root, 1.5)], fn="append")
-    wait_until(lambda: begun(root), 10, "it begins")
+    wait_until(lambda: begun(root), what="it begins")
     waiting = root.submit([[1]], fn="double")
-    wait_until(lambda: sum(map(len, root.claims().values())) == 2, 10, "both claimed")
+    wait_until(lambda: sum(map(len, root.claims().values())) == 2, what="both claimed")
     worker.send_signal(signal.SIGTERM)
-    wait_until(lambda: [t.batch for t in root.inbox()] == [waiting], 5, "given back")
-    assert worker.wait(20) == 0
+    wait_until(lambda: [t.batch for t in root.inbox()] == [waiting], what="given back")
+    assert worker.wait(120) == 0
     assert root.results(running)[0][2:4] == ["ok", None]
     assert root.inbox()[0].deaths == 0
     assert root.claims() == {}
@@ -83,13 +83,13 @@ def test_term_gives_back_what_has_not_begun_and_finishes_what_has(
 
 
 def test_a_second_term_gives_everything_back_now(spawned: Spawned, root: Root) -> None:
-    worker = start_worker(spawned, root, slots=1, more=["--grace", "60"])
-    batch = root.submit([slow(root, 60)], fn="append")
-    wait_until(lambda: begun(root), 10, "it begins")
+    worker = start_worker(spawned, root, slots=1, more=["--grace", "600"])
+    batch = root.submit([slow(root, 600)], fn="append")
+    wait_until(lambda: begun(root), what="it begins")
     worker.send_signal(signal.SIGTERM)
-    wait_until(lambda: (b := root.beat()) and b.draining, 10, "draining")
+    wait_until(lambda: (b := root.beat()) and b.draining, what="draining")
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(10) == 0
+    assert worker.wait(120) == 0
     assert [(t.batch, t.deaths) for t in root.inbox()] == [(batch, 0)]
     assert root.claims() == {}
 
@@ -99,12 +99,12 @@ def test_a_killed_worker_leaves_no_process_and_its_successor_charges_it(
 ) -> None:
     worker = start_worker(spawned, root, slots=2)
     batch = root.submit([["helpers", str(spawned.entry)]], fn="misbehave")
-    wait_until(lambda: len(tree_of(worker.pid)) >= 6, 20, "helpers")
+    wait_until(lambda: len(tree_of(worker.pid)) >= 6, what="helpers")
     worker.kill()
     worker.wait()
-    wait_until(lambda: with_environ(str(spawned.entry)) == [], 10, "everything below it gone")
+    wait_until(lambda: with_environ(str(spawned.entry)) == [], what="everything below it gone")
     start_worker(spawned, root)
-    wait_until(lambda: [o for o in root.claims().values() if o], 10, "claimed again")
+    wait_until(lambda: [o for o in root.claims().values() if o], what="claimed again")
     names = [name for names in root.claims().values() for name in names]
     assert names == [f"0~{batch}.2.1"]
     assert len(root.claims()) == 1  # its predecessor's folder is gone
@@ -113,7 +113,7 @@ def test_a_killed_worker_leaves_no_process_and_its_successor_charges_it(
 def test_a_killed_zygote_is_replaced_and_its_slots_are_gone(spawned: Spawned, root: Root) -> None:
     worker = start_worker(spawned, root, slots=2)
     batch = root.submit([slow(root, 1.0), slow(root, 1.0)], fn="append")
-    wait_until(lambda: begun(root, 2), 10, "both begin")
+    wait_until(lambda: begun(root, 2), what="both begin")
     before = tree_of(worker.pid)
     zygote = min(p for p in before if os.getpgid(p) == p and _parent(p) == worker.pid)
     os.kill(zygote, signal.SIGKILL)
@@ -128,10 +128,10 @@ def test_the_end_of_the_life_pipe_ends_the_worker(spawned: Spawned, root: Root) 
         spawned, root, env={"FLEET_LIFE_FD": str(reading)}, pass_fds=[reading], slots=1
     )
     os.close(reading)
-    batch = root.submit([slow(root, 60)], fn="append")
-    wait_until(lambda: begun(root), 10, "it begins")
+    batch = root.submit([slow(root, 600)], fn="append")
+    wait_until(lambda: begun(root), what="it begins")
     os.close(writing)
-    assert worker.wait(5) == 0
+    assert worker.wait(120) == 0
     assert [(t.batch, t.deaths) for t in root.inbox()] == [(batch, 0)]
 
 
@@ -139,14 +139,14 @@ def test_a_stop_intent_ends_an_unwrapped_worker(spawned: Spawned, root: Root) ->
     worker = start_worker(spawned, root)
     assert (root.path / "ctl/n0.pid").read_text() == f"{worker.pid}\n"
     (root.path / "ctl/n0.stop").touch()
-    assert worker.wait(15) == 0
+    assert worker.wait(120) == 0
     assert not (root.path / "ctl/n0.pid").exists()
 
 
 def test_a_second_worker_of_one_host_is_refused(spawned: Spawned, root: Root) -> None:
     first = start_worker(spawned, root)
     second = start_worker(spawned, root, ready=False)
-    assert second.wait(15) == 10
+    assert second.wait(120) == 10
     assert "already runs on n0" in log_of(root)
     assert is_ready(root, "n0", first.pid)
 
@@ -164,7 +164,7 @@ def test_a_function_that_cannot_be_used_is_refused(
 ) -> None:
     _change_manifest(root, reward_fn=fn, functions=[])
     worker = start_worker(spawned, root, ready=False)
-    assert worker.wait(20) == 5
+    assert worker.wait(120) == 5
     beat = root.beat()
     assert beat and beat.refused and words in beat.refused and not beat.ready
     assert "Traceback" not in log_of(root)
@@ -174,7 +174,7 @@ def test_a_function_that_cannot_be_used_is_refused(
 def test_a_newer_manifest_is_refused(spawned: Spawned, root: Root) -> None:
     _change_manifest(root, format="2.0")
     worker = start_worker(spawned, root, ready=False)
-    assert worker.wait(20) == 8
+    assert worker.wait(120) == 8
     beat = root.beat()
     assert beat and beat.refused and "2.0" in beat.refused
 
@@ -182,7 +182,7 @@ def test_a_newer_manifest_is_refused(spawned: Spawned, root: Root) -> None:
 def test_an_untrusted_root_is_refused(spawned: Spawned, root: Root) -> None:
     (root.path / layout.MANIFEST).chmod(0o606)
     worker = start_worker(spawned, root, ready=False)
-    assert worker.wait(20) == 5
+    assert worker.wait(120) == 5
     assert "everybody can change it" in log_of(root)
 
 
@@ -214,7 +214,7 @@ def test_an_empty_batch_is_answered(spawned: Spawned, root: Root) -> None:
 def test_finished_tasks_of_a_long_batch_are_published_early(spawned: Spawned, root: Root) -> None:
     start_worker(spawned, root, slots=2)
     batch = root.submit([[0], [0], [0], [5]], fn="sleep")
-    parts = wait_until(lambda: root.store.run(stream.look("s")).parts, 10, "a part")
+    parts = wait_until(lambda: root.store.run(stream.look("s")).parts, what="a part")
     path = parts[0][0].part(parts[0][1])
     early = segment.decode(root.store.read(path), segment.PART, path)
     rows = outcomes.singles(early.values())
@@ -233,7 +233,7 @@ def test_work_of_other_shards_is_taken_when_home_is_empty(spawned: Spawned, tmp_
 
 def test_an_idle_worker_costs_at_most_five_calls_a_second(spawned: Spawned, root: Root) -> None:
     start_worker(spawned, root, more=["--log-level", "DEBUG"])
-    wait_until(lambda: len(_calls(root)) >= 7, 60, "six beats")
+    wait_until(lambda: len(_calls(root)) >= 7, what="six beats")
     (begin, before), (end, after) = _calls(root)[2], _calls(root)[-1]
     assert 2 <= (after - before) / (end - begin) <= 5
 
@@ -243,9 +243,9 @@ def test_the_heart_beats_on_while_user_code_holds_the_interpreter(
 ) -> None:
     worker = start_worker(spawned, root, slots=2)
     batch = root.submit([["spin_in_c"], ["deadlock"], ["alarm"]], fn="misbehave", timeout=7.0)
-    wait_until(lambda: (b := root.beat()) and b.slots_busy == 2, 20, "busy")
+    wait_until(lambda: (b := root.beat()) and b.slots_busy == 2, what="busy")
     seq = root.beat().seq  # type: ignore[union-attr]
-    wait_until(lambda: (b := root.beat()) and b.slots_busy and b.seq >= seq + 2, 20, "two beats")
+    wait_until(lambda: (b := root.beat()) and b.slots_busy and b.seq >= seq + 2, what="two beats")
     assert [r[2] for r in root.results(batch)] == ["timeout", "timeout", "ok"]
     assert root.results(root.submit([[1], [2]], fn="double"))[1][3] == 4
     assert worker.poll() is None
@@ -288,16 +288,16 @@ def test_a_worker_that_slept_past_its_claims_publishes_nothing(
 ) -> None:
     sleeper = start_worker(spawned, root, slots=1)
     batch = root.submit([slow(root, 1.0)], fn="append")
-    wait_until(lambda: begun(root), 10, "it begins")
+    wait_until(lambda: begun(root), what="it begins")
     sleeper.send_signal(signal.SIGSTOP)
     _revoke_all(root)
     other = start_worker(spawned, root, host="n1")
     assert root.results(batch)[0][2] == "ok"
     sleeper.send_signal(signal.SIGCONT)
-    wait_until(lambda: "late result is set aside" in log_of(root), 10, "it notices")
-    wait_until(lambda: "going on as" in log_of(root), 10, "a new incarnation")
+    wait_until(lambda: "late result is set aside" in log_of(root), what="it notices")
+    wait_until(lambda: "going on as" in log_of(root), what="a new incarnation")
     other.terminate()
-    other.wait(20)
+    other.wait(120)
     after = root.submit([[3]], fn="double")
     assert root.results(after)[0][3] == 6
     assert root.store.run(stream.look("s")).committed == []
@@ -306,13 +306,13 @@ def test_a_worker_that_slept_past_its_claims_publishes_nothing(
 def test_a_full_disk_keeps_results_until_there_is_room(spawned: Spawned, root: Root) -> None:
     worker = start_worker(spawned, root, slots=1)
     batch = root.submit([slow(root, 0.5)], fn="append")
-    wait_until(lambda: begun(root), 10, "it begins")
+    wait_until(lambda: begun(root), what="it begins")
     outbox = root.path / "outbox/s"
     outbox.rename(root.path / "outbox/away")
     outbox.write_bytes(b"in the way")  # writing fails, by whatever name the error has
-    wait_until(lambda: "cannot commit" in log_of(root), 10, "a failed commit")
+    wait_until(lambda: "cannot commit" in log_of(root), what="a failed commit")
     seq = root.beat().seq  # type: ignore[union-attr]
-    wait_until(lambda: (b := root.beat()) and b.seq > seq, 10, "it goes on beating")
+    wait_until(lambda: (b := root.beat()) and b.seq > seq, what="it goes on beating")
     outbox.unlink()
     (root.path / "outbox/away").rename(outbox)
     assert root.results(batch)[0][2] == "ok"
@@ -339,14 +339,14 @@ def test_a_result_that_no_disk_can_hold_is_an_error_and_stops_nobody(
 ) -> None:
     worker = start_worker(spawned, tiny, slots=2)
     batch = tiny.submit([["big", 10], ["big", 5_000_000], ["big", 20]], fn="misbehave")
-    found = tiny.results(batch, 60)
+    found = tiny.results(batch)
     assert [r[2] for r in found] == ["ok", "invalid", "ok"]
     assert [len(found[0][3]), len(found[2][3])] == [10, 20]
     assert found[1][3]["type"] == "NotStored"
     assert "5000" in found[1][3]["message"] and "No space left" in found[1][3]["message"]
     assert tiny.results(tiny.submit([[4]], fn="double"))[0][3] == 8
     seq = tiny.beat().seq  # type: ignore[union-attr]
-    wait_until(lambda: (b := tiny.beat()) and b.seq > seq, 10, "it goes on beating")
+    wait_until(lambda: (b := tiny.beat()) and b.seq > seq, what="it goes on beating")
     assert worker.poll() is None
 
 
@@ -356,8 +356,8 @@ def test_a_folder_among_the_batches_is_set_aside(spawned: Spawned, root: Root) -
     root.store.put(f"{odd}/inside", b"kept")
     start_worker(spawned, root)
     assert root.results(root.submit([[4]], fn="double"))[0][3] == 8
-    wait_until(lambda: root.inbox() == [], 10, "the folder is taken")
-    wait_until(lambda: [n for n in root.claims().values() if n] == [], 10, "nothing is held")
+    wait_until(lambda: root.inbox() == [], what="the folder is taken")
+    wait_until(lambda: [n for n in root.claims().values() if n] == [], what="nothing is held")
     kept = [n for n in root.store.scan(layout.QUARANTINE) if not n.endswith(".reason.json")]
     assert root.store.read(f"{layout.QUARANTINE}/{kept[0]}/inside") == b"kept"
     assert log_of(root).count("it is a folder") == 1

@@ -19,6 +19,13 @@ def note(path: str, value: Any, seconds: float = 0.0) -> Any:
     return value
 
 
+def note_once(path: str, value: Any, gate: str) -> Any:
+    """As `note`, once there is a file `gate`."""
+    while not os.path.exists(gate):
+        time.sleep(0.02)
+    return note(path, value)
+
+
 def where(seconds: float = 0.0) -> str:
     """The host that executes this."""
     time.sleep(seconds)

@@ -51,7 +51,7 @@ class Ctl:
             text=True,
             env={**self.env, **env},
             cwd=self.folder,
-            timeout=100,
+            timeout=240,
             check=False,
         )
 

@@ -61,7 +61,7 @@ def play(rig: HostRig, stub: Stub, far: int) -> dict[str, Any]:
         link = launcher._slots["n1"].link
         ip("link", "set", "far", "down", inside=far)
         cut = time.monotonic()
-        wait_until(lambda: not link.alive(), 60, "the connection is known to be dead")
+        wait_until(lambda: not link.alive(), what="the connection is known to be dead")
         known = time.monotonic() - cut
         try:
             launcher.probe("n1", "/r")

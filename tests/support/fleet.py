@@ -58,7 +58,7 @@ class Fleet:
     def stop(self, host: str) -> None:
         """End a worker gracefully."""
         self.workers[host].terminate()
-        assert self.workers[host].wait(30) == 0
+        assert self.workers[host].wait(120) == 0
 
     def files(self) -> list[str]:
         """What lies where batches and results move."""

@@ -60,7 +60,7 @@ class JobFleet:
         """How a job is now."""
         return board.rows(self.run, [job])[0]
 
-    def over(self, job: str, deadline: float = 60.0) -> dict[str, Any]:
+    def over(self, job: str, deadline: float = 120.0) -> dict[str, Any]:
         """The `result.json` of a job, once it is there."""
         path = self.job(job) / "result.json"
         wait_until(lambda: path.exists() or None, deadline, f"the result of {job}")
@@ -69,7 +69,7 @@ class JobFleet:
 
     def running(self, job: str, line: str = "begin 1") -> int:
         """The pid of the training process that wrote this line into the diary."""
-        return wait_until(lambda: self.wrote(line), 60, f"{line} of {job}")
+        return wait_until(lambda: self.wrote(line), what=f"{line} of {job}")
 
     def wrote(self, line: str) -> int | None:
         """The pid of the latest process that wrote this line."""

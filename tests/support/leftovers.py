@@ -17,7 +17,7 @@ from tests.support.waiting import Spawned, gone
 SESSION = "SHARDFLEET_TEST_SESSION"
 """The variable that every process of one test session inherits."""
 
-GRACE = 2.0
+GRACE = 10.0
 """Seconds in which a process that is ending may end."""
 
 

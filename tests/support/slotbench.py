@@ -54,7 +54,7 @@ class Bench:
         assert self.executor.refused is None, self.executor.refused
         return self.executor.step(time.monotonic())
 
-    def until(self, predicate: Any, deadline: float = 60.0, what: str = "it") -> None:
+    def until(self, predicate: Any, deadline: float = 120.0, what: str = "it") -> None:
         end = time.monotonic() + deadline
         while not predicate():
             assert time.monotonic() < end, f"{what} did not happen within {deadline} s"

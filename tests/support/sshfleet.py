@@ -102,7 +102,7 @@ class SshFleet(Ctl):
         return self.translate(host, wait_until(look, what=f"a new process on {host}"))
 
     def wait_new_life(
-        self, host: str, before: dict[str, Any], deadline: float = 60
+        self, host: str, before: dict[str, Any], deadline: float = 120.0
     ) -> dict[str, Any]:
         """The beat of a later incarnation of the host's worker, once it is ready."""
 
@@ -112,7 +112,7 @@ class SshFleet(Ctl):
 
         return wait_until(look, deadline, f"a new life on {host}")
 
-    def wait_all_ready(self, deadline: float = 60) -> dict[str, Any]:
+    def wait_all_ready(self, deadline: float = 120.0) -> dict[str, Any]:
         """What `ctl status` says once all is well."""
 
         def look() -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def wait_until(predicate: Callable[[], T], deadline: float = 30.0, what: str = "it") -> T:
+def wait_until(predicate: Callable[[], T], deadline: float = 120.0, what: str = "it") -> T:
     """The first true value of `predicate`, asked again and again; AssertionError if too late."""
     end = time.monotonic() + deadline
     pause = 0.005

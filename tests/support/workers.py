@@ -61,7 +61,7 @@ class Root:
         assert self.store.run(ledger.enqueue(token, temp)) is ledger.Move.DONE
         return batch
 
-    def results(self, batch: str, deadline: float = 30.0) -> list[Any]:
+    def results(self, batch: str, deadline: float = 120.0) -> list[Any]:
         """The results of a batch, a row for each task, once it is committed."""
         found = wait_until(lambda: self.collect(batch), deadline, f"a result of {batch}")
         return list(outcomes.singles(found.values()))
@@ -131,7 +131,7 @@ def start_worker(
             **options,
         )
     if ready:
-        wait_until(lambda: is_ready(root, host, worker.pid), 30, "ready")
+        wait_until(lambda: is_ready(root, host, worker.pid), what="ready")
     return worker
 
 

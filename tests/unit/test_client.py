@@ -80,15 +80,15 @@ def test_values_come_back_as_they_were_sent(root: Path, worker: SmallWorker) -> 
     values = [None, 1, -1.5, "é", b"\0", [1, [2]], {"a": {"b": 1}}, (1, (2, 3)), math.inf]
     with Client(root) as client:
         futures = [client.submit(FIRST, value) for value in values]
-        assert [f.result(10) for f in futures] == values
+        assert [f.result(120) for f in futures] == values
         assert list(client.map(FIRST, values)) == values
-        assert type(client.submit(FIRST, (1,)).result(10)) is tuple
+        assert type(client.submit(FIRST, (1,)).result(120)) is tuple
 
 
 def test_arguments_arrive_by_position_and_by_name(root: Path, worker: SmallWorker) -> None:
     with Client(root, fn=SECOND) as client:
         future = client.submit(None, 1, *range(20), key="v", fn="not the function")
-        args, kwargs = future.result(10)
+        args, kwargs = future.result(120)
         assert args == [1, *range(20)]
         assert kwargs == {"key": "v", "fn": "not the function"}
         assert list(client.map(None, [1, 2], ["a", "b", "c"])) == [[[1, "a"], {}], [[2, "b"], {}]]
@@ -102,7 +102,7 @@ def test_arguments_are_taken_when_submitted(root: Path) -> None:
         future = client.submit(FIRST, value)
         value.append(2)
         with worker:
-            assert future.result(10) == [1]
+            assert future.result(120) == [1]
 
 
 def test_what_cannot_be_sent_fails_alone_and_by_name(root: Path, worker: SmallWorker) -> None:
@@ -110,11 +110,11 @@ def test_what_cannot_be_sent_fails_alone_and_by_name(root: Path, worker: SmallWo
         bad = client.submit(FIRST, {1, 2})
         good = client.submit(FIRST, 1)
         with pytest.raises(NotSent, match="a set cannot be sent"):
-            bad.result(10)
-        assert good.result(10) == 1
+            bad.result(120)
+        assert good.result(120) == 1
         for value in (2**70, "\ud800", object()):
             with pytest.raises(NotSent):
-                client.submit(FIRST, value).result(10)
+                client.submit(FIRST, value).result(120)
         results = client.map(FIRST, [1, 2, {3}, 4])
         assert [next(results), next(results)] == [1, 2]
         with pytest.raises(NotSent, match="a set"):
@@ -127,8 +127,8 @@ def test_a_task_that_is_too_large_is_named(
     monkeypatch.setattr("fsworker.taskpack.MAX_RECORD", 1000)
     with Client(root) as client:
         with pytest.raises(NotSent, match="1000 is the limit"):
-            client.submit(FIRST, "x" * 1001).result(10)
-        assert client.submit(FIRST, "x" * 900).result(10) == "x" * 900
+            client.submit(FIRST, "x" * 1001).result(120)
+        assert client.submit(FIRST, "x" * 900).result(120) == "x" * 900
 
 
 def test_a_batch_is_cut_by_its_bytes(
@@ -148,7 +148,7 @@ def test_a_remote_exception_keeps_type_message_and_traceback(
     root: Path, worker: SmallWorker
 ) -> None:
     with Client(root) as client:
-        error = client.submit(SECOND, "bad").exception(10)
+        error = client.submit(SECOND, "bad").exception(120)
         assert isinstance(error, TaskError)
         assert (error.type, error.remote_message) == ("ValueError", "plainly wrong")
         assert error.status == "error" and "in _second" in error.traceback
@@ -184,7 +184,7 @@ def test_each_way_to_fail_has_its_class(root: Path, status: str, kind: type[Task
         value = outcomes.cause("Cause", "why")
         worker.write(mine, [outcomes.record(0, None, status, value, 0.0)])
         worker.commit(mine)
-        error = future.exception(10)
+        error = future.exception(120)
         assert type(error) is kind and isinstance(error, TaskError)
         assert (error.status, str(error)) == (status, "Cause: why")
 
@@ -206,8 +206,8 @@ def test_a_callable_is_known_by_what_the_name_leads_to(tmp_path: Path) -> None:
     root = make_run(tmp_path / "run", names)
     with SmallWorker(root, {names[0]: os.path.join, names[2]: math.sqrt}), Client(root) as client:
         # It calls itself posixpath.join, and is what the manifest's name leads to.
-        assert client.submit(os.path.join, "a", "b").result(10) == "a/b"
-        assert client.submit("os.path.join", "a").result(10) == "a"
+        assert client.submit(os.path.join, "a", "b").result(120) == "a/b"
+        assert client.submit("os.path.join", "a").result(120) == "a"
         assert list(client.map(math.sqrt, [4.0])) == [2.0]
 
 
@@ -345,8 +345,8 @@ def test_a_batch_of_only_arguments_has_a_form(root: Path, worker: SmallWorker) -
     with Client(root) as client:
         assert list(client.map(FIRST, [1, [2], None])) == [1, [2], None]
         assert list(client.map(SECOND, [1], [2])) == [_second(1, 2)]
-        assert client.submit(SECOND, 1, k=2).result(10) == _second(1, k=2)
-        assert client.submit(SECOND, 1).result(10) == _second(1)
+        assert client.submit(SECOND, 1, k=2).result(120) == _second(1, k=2)
+        assert client.submit(SECOND, 1).result(120) == _second(1)
     assert [meta.get("form") for meta in worker.metas] == ["arg", None, None, "arg"]
 
 
@@ -357,7 +357,7 @@ def test_batches_go_round_the_shards(root: Path) -> None:
         wait_until(lambda: len(worker.pending()) == 8)
         assert sorted(t.shard for t in worker.pending()) == [0] * 4 + [1] * 4
         worker.serve_once()
-        assert [f.result(10) for f in futures] == list(range(8))
+        assert [f.result(120) for f in futures] == list(range(8))
 
 
 def test_what_goes_alone_goes_to_the_worker_that_answered_last(root: Path) -> None:
@@ -371,7 +371,7 @@ def test_what_goes_alone_goes_to_the_worker_that_answered_last(root: Path) -> No
             mine, batch = worker.claim(token)
             worker.write(mine, worker.execute(mine, batch), host=host)
             worker.commit(mine)
-            assert future.result(10) == i
+            assert future.result(120) == i
             shards.append(token.shard)
     assert shards[1:] == [1, 1, 0, 0]
 
@@ -391,7 +391,7 @@ def test_only_shards_that_somebody_serves_are_used(root: Path) -> None:
 
 def test_a_batch_says_what_it_is(root: Path, worker: SmallWorker) -> None:
     with Client(root, stream="my stream/1", timeout=7.5) as client:
-        client.submit(SECOND, 1).result(10)
+        client.submit(SECOND, 1).result(120)
         assert client.stream == "my stream/1"
     meta = worker.metas[0]
     assert (meta["fn"], meta["timeout"], meta["stream"]) == (SECOND, 7.5, "my stream/1")
@@ -403,7 +403,7 @@ def test_a_burst_becomes_few_batches(root: Path, worker: SmallWorker) -> None:
     with Client(root) as client:
         before = sum(client.calls.values())
         futures = [client.submit(FIRST, i) for i in range(5000)]
-        assert [f.result(30) for f in futures] == list(range(5000))
+        assert [f.result(120) for f in futures] == list(range(5000))
         assert sum(client.calls.values()) - before < 2500
     assert len(worker.sizes) < 250
 
@@ -411,7 +411,7 @@ def test_a_burst_becomes_few_batches(root: Path, worker: SmallWorker) -> None:
 def test_nothing_is_left_behind(root: Path, worker: SmallWorker) -> None:
     with Client(root) as client:
         list(client.map(FIRST, range(100)))
-        client.submit(FIRST, 1).result(10)
+        client.submit(FIRST, 1).result(120)
     assert not _files(root) and not os.listdir(root / layout.OUTBOX)
 
 
@@ -437,7 +437,7 @@ def test_early_results_are_given_at_once_and_only_once(root: Path) -> None:
             worker.functions = {FIRST: lambda x: x + 100 if x == 0 else x}
             worker.write(mine, worker.execute(mine, batch))
             worker.commit(mine)
-        assert [f.result(10) for f in futures] == [0, 1, 2]
+        assert [f.result(120) for f in futures] == [0, 1, 2]
     assert sorted(seen) == [0, 1, 2]
     assert not _files(root)
 
@@ -461,7 +461,7 @@ def test_what_a_part_says_of_beginnings_is_not_a_result(root: Path) -> None:
         assert not future.done()
         worker.write(mine, worker.execute(mine, batch))
         worker.commit(mine)
-        assert future.result(10) == 1
+        assert future.result(120) == 1
 
 
 def test_a_result_without_done_is_not_looked_at(root: Path) -> None:
@@ -473,7 +473,7 @@ def test_a_result_without_done_is_not_looked_at(root: Path) -> None:
         time.sleep(0.2)
         assert not future.done()
         worker.commit(mine)
-        assert future.result(10) == 1
+        assert future.result(120) == 1
 
 
 def test_a_damaged_result_fails_its_tasks_by_name_and_is_kept(root: Path) -> None:
@@ -483,11 +483,11 @@ def test_a_damaged_result_fails_its_tasks_by_name_and_is_kept(root: Path) -> Non
         futures = [client.submit(FIRST, i) for i in range(3)]
         with worker:
             for future in futures:
-                error = future.exception(10)
+                error = future.exception(120)
                 assert isinstance(error, TaskError) and error.status == "invalid"
                 assert "is damaged" in str(error) and ".result" in str(error)
             worker.spoil = None
-            assert client.submit(FIRST, 5).result(10) == 5
+            assert client.submit(FIRST, 5).result(120) == 5
     kept = sorted(os.listdir(root / layout.QUARANTINE))
     assert kept and kept[0].endswith(".result") and kept[1] == kept[0] + ".reason.json"
     assert not _files(root)
@@ -501,7 +501,7 @@ def test_a_batch_that_arrived_damaged_fails_by_name(root: Path) -> None:
         worker.write(mine, [], damaged="its checksum does not match")
         worker.commit(mine)
         with pytest.raises(TaskError, match="was damaged: its checksum does not match"):
-            future.result(10)
+            future.result(120)
 
 
 def test_a_task_that_was_left_out_fails(root: Path) -> None:
@@ -512,7 +512,7 @@ def test_a_task_that_was_left_out_fails(root: Path) -> None:
         worker.write(mine, [])
         worker.commit(mine)
         with pytest.raises(TaskError, match="without this task"):
-            future.result(10)
+            future.result(120)
 
 
 def test_rows_that_make_no_sense_are_ignored(root: Path) -> None:
@@ -526,7 +526,7 @@ def test_rows_that_make_no_sense_are_ignored(root: Path) -> None:
         good = worker.execute(mine, batch)
         worker.write(mine, [packing.pack(row) for row in odd] + good + good)
         worker.commit(mine)
-        assert future.result(10) == 1
+        assert future.result(120) == 1
         results = client.map(FIRST, [5], chunksize=1)
         mine, batch = worker.claim(wait_until(worker.pending)[0])
         worker.write(mine, [packing.pack(row) for row in odd] + worker.execute(mine, batch))
@@ -546,7 +546,7 @@ def test_a_result_that_the_storage_lost_fails_after_a_while(
         os.unlink(root / layout.outcome(worker.owner, mine).result)
         worker.commit(mine)
         with pytest.raises(TaskError, match="is missing though it was committed"):
-            future.result(10)
+            future.result(120)
 
 
 # -- nobody serves, storage refuses
@@ -565,8 +565,8 @@ def test_everything_fails_when_nobody_serves_the_run(
     with Client(root, no_worker_timeout=0.3, batch_size=1) as client:
         futures = [client.submit(FIRST, i) for i in range(50)]
         with pytest.raises(NoWorkers, match=rf"no worker has served {root} for 0.3 s.*ctl status"):
-            futures[0].result(10)
-        assert all(isinstance(f.exception(10), NoWorkers) for f in futures)
+            futures[0].result(120)
+        assert all(isinstance(f.exception(120), NoWorkers) for f in futures)
         with pytest.raises(NoWorkers):
             next(client.map(FIRST, [1]))
 
@@ -584,7 +584,7 @@ def test_a_worker_that_only_beats_keeps_clients_waiting(
             time.sleep(0.02)
         assert not future.done()
         with worker:
-            assert future.result(10) == 1
+            assert future.result(120) == 1
 
 
 @pytest.mark.parametrize("fields", [{"refused": "no module named x"}, {"stopped": True}])
@@ -611,12 +611,12 @@ def test_a_client_works_again_once_workers_are_back(
     _hasten(monkeypatch)
     with Client(root, no_worker_timeout=0.2) as client:
         with pytest.raises(NoWorkers):
-            client.submit(FIRST, 1).result(10)
+            client.submit(FIRST, 1).result(120)
         with SmallWorker(root, FUNCTIONS):
-            assert client.submit(FIRST, 2).result(10) == 2
+            assert client.submit(FIRST, 2).result(120) == 2
             # What was given up is executed all the same, and its result is cleared away.
             wait_until(lambda: not [f for f in _files(root) if f.startswith("inbox")])
-            assert client.submit(FIRST, 3).result(10) == 3
+            assert client.submit(FIRST, 3).result(120) == 3
     assert not _files(root)
 
 
@@ -629,9 +629,9 @@ def test_a_run_that_is_removed_is_named(root: Path, monkeypatch: pytest.MonkeyPa
         wait_until(lambda: _files(root))
         shutil.rmtree(root)
         with pytest.raises(NoWorkers, match="is gone"):
-            pending.result(10)
+            pending.result(120)
         with pytest.raises(NotRunning, match="was the run removed"):
-            client.submit(FIRST, 1).result(10)
+            client.submit(FIRST, 1).result(120)
 
 
 def test_a_full_disk_fails_the_task_and_nothing_was_submitted(
@@ -653,10 +653,10 @@ def test_a_full_disk_fails_the_task_and_nothing_was_submitted(
         with monkeypatch.context() as patch:
             patch.setattr(Store, "put", put)
             with pytest.raises(StorageError, match=r"No space left.*free space"):
-                client.submit(FIRST, 1).result(10)
+                client.submit(FIRST, 1).result(120)
         assert worker.pending() == []
         with worker:
-            assert client.submit(FIRST, 2).result(10) == 2
+            assert client.submit(FIRST, 2).result(120) == 2
 
 
 # -- executor
@@ -670,7 +670,7 @@ def test_cancel_before_it_is_sent(root: Path, monkeypatch: pytest.MonkeyPatch) -
         wait_until(worker.pending)
         assert futures[-1].cancel() and not futures[0].cancel()
         with worker:
-            assert [f.result(10) for f in futures[:-1]] == list(range(49))
+            assert [f.result(120) for f in futures[:-1]] == list(range(49))
     assert worker.calls[FIRST] == 49
     with pytest.raises(CancelledError):
         futures[-1].result(0)
@@ -708,7 +708,7 @@ def test_shutdown_cancels_what_is_not_sent(root: Path, monkeypatch: pytest.Monke
 def test_a_client_that_is_forgotten_answers_its_futures(root: Path, worker: SmallWorker) -> None:
     future = Client(root).submit(FIRST, 1)
     gc.collect()
-    assert future.result(10) == 1
+    assert future.result(120) == 1
     results = Client(root, outstanding=5000).map(FIRST, range(20_000))
     gc.collect()
     assert sum(1 for _ in results) == 20_000
@@ -733,7 +733,7 @@ def test_submit_waits_while_too_much_is_unanswered(root: Path) -> None:
         assert len(submitted) == 10
         with worker:
             thread.join(20)
-            assert [f.result(10) for f in submitted] == list(range(30))
+            assert [f.result(120) for f in submitted] == list(range(30))
 
 
 def test_a_callback_may_submit(root: Path, worker: SmallWorker) -> None:
@@ -747,7 +747,7 @@ def test_a_callback_may_submit(root: Path, worker: SmallWorker) -> None:
             )
 
         first.add_done_callback(follow)
-        assert chained.result(10) == 2
+        assert chained.result(120) == 2
 
 
 def test_many_threads_share_a_client(root: Path, worker: SmallWorker) -> None:
@@ -757,7 +757,7 @@ def test_many_threads_share_a_client(root: Path, worker: SmallWorker) -> None:
         def work(start: int) -> None:
             futures = [client.submit(FIRST, start + i) for i in range(200)]
             mapped = list(client.map(FIRST, range(start, start + 200)))
-            found.append([f.result(20) for f in futures])
+            found.append([f.result(120) for f in futures])
             assert mapped == found[-1] == list(range(start, start + 200)), "own results only"
 
         threads = [threading.Thread(target=work, args=(k * 1000,)) for k in range(4)]
@@ -783,7 +783,7 @@ def test_an_unexpected_failure_reaches_those_who_wait(
     monkeypatch.setattr("fsworker.client.delivery.Delivery.poll", broken)
     client = Client(root)
     future = client.submit(FIRST, 1)
-    assert "a defect" in str(future.exception(10))
+    assert "a defect" in str(future.exception(120))
     with pytest.raises(fsworker.errors.FleetError, match="this client has failed"):
         client.submit(FIRST, 1)
     client.shutdown()
@@ -795,12 +795,12 @@ def test_an_unexpected_failure_reaches_those_who_wait(
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_client_survives_a_fork(root: Path, worker: SmallWorker) -> None:
     with Client(root) as client:
-        assert client.submit(FIRST, 1).result(10) == 1  # its threads run
+        assert client.submit(FIRST, 1).result(120) == 1  # its threads run
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
-                answers = [client.submit(FIRST, 7).result(20), *client.map(FIRST, [1, 2])]
+                answers = [client.submit(FIRST, 7).result(120), *client.map(FIRST, [1, 2])]
                 os.write(writing, repr((answers, client.stream)).encode())
                 client.shutdown()
             finally:
@@ -810,21 +810,21 @@ def test_a_client_survives_a_fork(root: Path, worker: SmallWorker) -> None:
             told = pipe.read()
         os.waitpid(pid, 0)
         assert told.startswith("([7, 1, 2], 'client-") and str(client.stream) not in told
-        assert client.submit(FIRST, 2).result(10) == 2
+        assert client.submit(FIRST, 2).result(120) == 2
 
 
 def test_a_client_survives_pickling(root: Path, worker: SmallWorker) -> None:
     code = (
         "import pickle, sys\n"
         "with pickle.load(sys.stdin.buffer) as client:\n"
-        "    print(client.submit(None, 7).result(20)[0], client.stream)\n"
+        "    print(client.submit(None, 7).result(120)[0], client.stream)\n"
     )
     with Client(root, fn=SECOND, stream="s", timeout=5) as client:
-        assert client.submit(FIRST, 1).result(10) == 1
+        assert client.submit(FIRST, 1).result(120) == 1
         argv = [sys.executable, "-c", code]
         told = subprocess.run(argv, input=pickle.dumps(client), capture_output=True, check=True)
         assert told.stdout == b"[7] s\n"
-        assert client.submit(FIRST, 2).result(10) == 2
+        assert client.submit(FIRST, 2).result(120) == 2
     assert worker.metas[-2]["timeout"] == 5
 
 
@@ -848,7 +848,7 @@ def test_a_stream_is_resumed_by_its_name(root: Path) -> None:
         wait_until(lambda: worker.calls[SECOND] == 3)
         with Client(root, stream="trainer-7") as client:
             # Results of the dead client are neither taken for its own nor thrown away.
-            assert client.submit(FIRST, "new").result(10) == "new"
+            assert client.submit(FIRST, "new").result(120) == "new"
             found = list(client.recover())
             assert list(client.recover()) == []
         assert len(found) == 3
@@ -873,8 +873,8 @@ def test_two_clients_of_one_stream_keep_to_their_own(root: Path, worker: SmallWo
     with Client(root, stream="s") as one, Client(root, stream="s") as two:
         left = [one.submit(FIRST, ("one", i)) for i in range(100)]
         right = [two.submit(FIRST, ("two", i)) for i in range(100)]
-        assert [f.result(10) for f in left] == [("one", i) for i in range(100)]
-        assert [f.result(10) for f in right] == [("two", i) for i in range(100)]
+        assert [f.result(120) for f in left] == [("one", i) for i in range(100)]
+        assert [f.result(120) for f in right] == [("two", i) for i in range(100)]
 
 
 def test_the_package_exports_the_client() -> None:
@@ -889,5 +889,5 @@ def test_a_token_of_a_client_parses(root: Path) -> None:
         token: Token = wait_until(worker.pending)[0]
         assert layout.decode(token.stream) == "a-b-0123456789ab-1 /ü"
         worker.serve_once()
-        assert future.result(10) == 1
+        assert future.result(120) == 1
     assert segment.MAX_BYTES > 0

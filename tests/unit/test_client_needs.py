@@ -72,9 +72,9 @@ def test_what_nobody_offers_is_refused_and_what_somebody_offers_goes_there(worke
         worker.offer("a100", "other")
         futures = [able.submit(None, i) for i in range(5)]
         named = able.submit_as("id", None, 5)
-        wait_until(lambda: sum(1 for _ in worker.waiting()) >= 1, 10, "a batch")
+        wait_until(lambda: sum(1 for _ in worker.waiting()) >= 1, what="a batch")
         worker.everything = True
-        assert [f.result(10) for f in [*futures, named]] == list(range(6))
+        assert [f.result(120) for f in [*futures, named]] == list(range(6))
         assert list(able.map(None, range(100))) == list(range(100))
     assert all(meta["needs"] == {"labels": ["a100"], "gpus": 1} for meta in worker.metas)
 
@@ -83,12 +83,12 @@ def test_batches_of_equal_needs_go_to_the_shard_of_who_offers_them(worker: Plain
     worker.offer("a100")
     with Client(worker.store.root, needs=GPU, batch_size=1) as client:
         futures = [client.submit(None, i) for i in range(8)]
-        wait_until(lambda: len(worker.waiting()) == 8, 10, "the batches")
+        wait_until(lambda: len(worker.waiting()) == 8, what="the batches")
         assert {(t.shard, t.needs) for t in worker.waiting()} == {(0, GPU.digest)}
         free = client.with_options(needs=None)
-        assert free.submit(None, "x").result(10) == "x"
+        assert free.submit(None, "x").result(120) == "x"
         worker.everything = True
-        assert [f.result(10) for f in futures] == list(range(8))
+        assert [f.result(120) for f in futures] == list(range(8))
 
 
 def test_what_waits_is_in_nobodys_way_and_is_not_given_up(
@@ -99,14 +99,14 @@ def test_what_waits_is_in_nobodys_way_and_is_not_given_up(
     client = Client(worker.store.root, batch_size=1, no_worker_timeout=0.5)
     waits = client.with_options(needs=GPU, wait_for_workers=True)
     kept = [waits.submit(None, i) for i in range(200)]
-    assert client.submit(None, "x").result(10) == "x", "200 waiting tasks are before it"
+    assert client.submit(None, "x").result(120) == "x", "200 waiting tasks are before it"
     worker.offer("a100", stopped=True)  # it was heard of, so its needs are accepted
     lost = client.with_options(needs=GPU).submit(None, "lost")
     with pytest.raises(NoWorkers):
-        lost.result(20)
+        lost.result(120)
     assert not any(f.done() for f in kept), "silence ends only what does not wait"
     worker.everything = True
-    assert [f.result(20) for f in kept] == list(range(200))
+    assert [f.result(120) for f in kept] == list(range(200))
     client.shutdown()
 
 

@@ -76,6 +76,7 @@ def test_the_bytes_are_those_of_a_merge_without(
 
 @pytest.mark.parametrize(("counts", "fits"), [
     ([3, 7 << 40, 5], True), ([0.1, 0.7, 0.3], False), ([10**12 + 1, 10**12 + 3, 7], False),
+    ([2.0**-1000, 3 * 2.0**-1000, 2.0**-999], False),
 ])  # fmt: skip
 def test_weights_whose_products_would_be_rounded_go_the_usual_way(
     used: list[bool],

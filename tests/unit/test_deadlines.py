@@ -25,13 +25,13 @@ def test_calls_are_made_in_the_order_in_which_they_are_due_and_dropped_ones_neve
     dues = {n: deadlines.add(now + 0.05 * n, partial(made.put, n)) for n in (6, 2, 4, 3, 5)}
     first = deadlines.add(now + 0.02, lambda: made.put(0))
     deadlines.drop(dues[3])
-    assert [made.get(timeout=10) for _ in range(5)] == [0, 2, 4, 5, 6]
+    assert [made.get(timeout=120) for _ in range(5)] == [0, 2, 4, 5, 6]
     assert time.monotonic() - now >= 0.3
     deadlines.drop(first)  # made already: nothing more
     wait_until(lambda: _threads() == 0, what="the thread ends when nothing is due")
 
     deadlines.add(time.monotonic(), lambda: made.put(7))
-    assert made.get(timeout=10) == 7 and made.empty()
+    assert made.get(timeout=120) == 7 and made.empty()
     wait_until(lambda: _threads() == 0)
 
 
@@ -50,4 +50,4 @@ def test_a_call_that_fails_keeps_none_of_the_others_from_being_made():
     deadlines, now = Deadlines(linger=0.1), time.monotonic()
     deadlines.add(now, lambda: 1 // 0)
     deadlines.add(now + 0.05, lambda: made.put(1))
-    assert made.get(timeout=10) == 1
+    assert made.get(timeout=120) == 1

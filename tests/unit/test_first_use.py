@@ -36,7 +36,7 @@ def env(folder: Path, **more: str) -> dict[str, str]:
 def ctl(folder: Path, *args: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "ctl", *args],
-        capture_output=True, text=True, cwd=folder, env=env(folder, **more), timeout=60,
+        capture_output=True, text=True, cwd=folder, env=env(folder, **more), timeout=240,
         check=False,
     )  # fmt: skip
 
@@ -104,7 +104,7 @@ def on_terminal(folder: Path, columns: int, *args: str) -> str:
     except OSError:
         pass  # its other side is closed
     os.close(ours)
-    assert child.wait(30) == 0, data
+    assert child.wait(120) == 0, data
     return re.sub(r"\x1b\[[0-9;]*m", "", data.decode()).replace("\r", "")
 
 

@@ -162,10 +162,10 @@ def test_plain_lists_do_not_import_clustershell() -> None:
         "import sys; from ctl import hosts; hosts.parse('n1 n2,u@n3 [::1]:22', 'x');"
         "sys.exit('ClusterShell' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "text",
     ["node[1-999999999]", "r[1-9999]n[1-9999]", "n[1-60000] m[1-60000]", "n[0-9999999999999999]"],

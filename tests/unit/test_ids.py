@@ -54,13 +54,13 @@ def test_an_id_is_sent_once_by_one_client(root: Path) -> None:
         first = client.submit_as("a", None, 1, task_id="the function's own")
         assert client.submit_as("a", None, 1) is first
         with _worker(root):
-            assert first.result(20) == [1, 1, {"task_id": "the function's own"}]
+            assert first.result(120) == [1, 1, {"task_id": "the function's own"}]
             assert client.submit_as("a", None, 1) is first
-            assert client.submit_as(1, None, 2).result(20) == [2, 2]
-            assert client.submit_as("1", None, 3).result(20) == [3, 3]
+            assert client.submit_as(1, None, 2).result(120) == [2, 2]
+            assert client.submit_as("1", None, 3).result(120) == [3, 3]
             del first
             gc.collect()
-            error = client.submit_as("a", None, 1).exception(20)
+            error = client.submit_as("a", None, 1).exception(120)
             assert isinstance(error, AlreadyDelivered) and "'a'" in str(error)
     assert CALLED == [1, 2, 3]
     assert not list(root.rglob("*.jsonl")), "a client without a stream keeps no journal"
@@ -69,7 +69,7 @@ def test_an_id_is_sent_once_by_one_client(root: Path) -> None:
 def test_who_resumes_gets_what_is_under_way_and_nothing_runs_twice(root: Path) -> None:
     client = Client(root, stream="t-7", batch_size=2)
     with _worker(root):
-        assert client.submit_as("had", None, 0).result(20) == [0, 0]
+        assert client.submit_as("had", None, 0).result(120) == [0, 0]
     for name in ("x", "y", "z"):
         client.submit_as(name, None, name)
     pending = wait_until(lambda: len(_waiting(root)) == 2)
@@ -80,15 +80,15 @@ def test_who_resumes_gets_what_is_under_way_and_nothing_runs_twice(root: Path) -
         assert other.submit_as("x", None, "x") is early
         assert isinstance(other.submit_as("had", None, 0).exception(1), AlreadyDelivered)
         with _worker(root):
-            assert early.result(20) == ["x", "x"]
+            assert early.result(120) == ["x", "x"]
             new = other.submit_as("new", None, "new")
-            assert new.result(20) == ["new", "new"]
+            assert new.result(120) == ["new", "new"]
             wait_until(lambda: not _waiting(root))
     assert sorted(map(str, CALLED)) == ["0", "new", "x", "y", "z"]
     # What nobody has asked for yet outlives that client too.
     with Client(root, stream="t-7") as third:
         futures = {name: third.submit_as(name, None, name) for name in ("y", "z")}
-        assert {n: f.result(20) for n, f in futures.items()} == {"y": ["y", "y"], "z": ["z", "z"]}
+        assert {n: f.result(120) for n, f in futures.items()} == {"y": ["y", "y"], "z": ["z", "z"]}
         for name in ("x", "new", "had"):
             assert isinstance(third.submit_as(name, None, 1).exception(1), AlreadyDelivered)
     assert len(CALLED) == 5
@@ -111,17 +111,17 @@ def test_what_was_noted_and_never_submitted_is_free(root: Path) -> None:
     with (root / "outbox" / "s" / ".ids~00000000000a.jsonl").open("ab") as file:
         file.write(b'["had",["c')  # it died while it wrote
     with _worker(root), Client(root, stream="s") as client:
-        assert client.submit_as("a", None, 1).result(20) == [1, 1]
-        assert client.submit_as("b", None, 2).result(20) == [2, 2]
-        assert client.submit_as("c", None, 3).result(20) == [3, 3]
+        assert client.submit_as("a", None, 1).result(120) == [1, 1]
+        assert client.submit_as("b", None, 2).result(120) == [2, 2]
+        assert client.submit_as("c", None, 3).result(120) == [3, 3]
     assert not temp.exists()
 
 
 def test_a_failure_is_an_answer_and_what_cannot_be_sent_is_none(root: Path) -> None:
     with _worker(root), Client(root, stream="s") as client:
-        assert isinstance(client.submit_as("e", None, "bad").exception(20), ValueError)
+        assert isinstance(client.submit_as("e", None, "bad").exception(120), ValueError)
         assert client.submit_as("n", None, {1}).exception(1) is not None
-        assert client.submit_as("n", None, 5).result(20) == [5, 5]
+        assert client.submit_as("n", None, 5).result(120) == [5, 5]
     with Client(root, stream="s") as client:
         for name in ("e", "n"):
             assert isinstance(client.submit_as(name, None, 1).exception(1), AlreadyDelivered)

@@ -76,7 +76,7 @@ def test_of_several_errors_the_first_item_s_is_raised() -> None:
 
     def make() -> Any:
         def work(item: int) -> None:
-            both.wait(30)
+            both.wait(120)
             raise ValueError(item)
 
         return work
@@ -267,9 +267,9 @@ def test_merge_ended_by_term_leaves_nothing(tmp_path: Path) -> None:
         file.truncate(8 + len(header) + size)
     argv = [sys.executable, "-m", "fedavg", "merge", *[str(large)] * 64, "-o", str(out)]
     with subprocess.Popen(argv, cwd=REPO, stderr=subprocess.PIPE, text=True) as child:
-        wait_until(lambda: len(list(tmp_path.iterdir())) > 1, 60, "an output")
+        wait_until(lambda: len(list(tmp_path.iterdir())) > 1, what="an output")
         child.send_signal(signal.SIGTERM)
-        assert child.wait(60) == 143
+        assert child.wait(120) == 143
         assert child.stderr is not None and child.stderr.read() == "fedavg: interrupted\n"
     assert list(tmp_path.iterdir()) == [large]
 

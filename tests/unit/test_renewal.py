@@ -138,5 +138,5 @@ def test_a_watcher_has_it_done_by_an_errand(tmp_path: Path) -> None:
     errands.turn(run.meta, time.monotonic())
     assert renewal.day_of(run.store.scan(layout.CTL)) == 0
     errands.turn(run.meta, time.monotonic(), old=True)
-    wait_until(lambda: renewal.day_of(run.store.scan(layout.CTL)) > 0, 30)
+    wait_until(lambda: renewal.day_of(run.store.scan(layout.CTL)) > 0)
     errands.close()

@@ -67,9 +67,9 @@ def test_a_batch_says_what_was_asked_for(tmp_path: Path) -> None:
             env={"HF_HOME": "/x", "EMPTY": ""},
             memory="2G",
         )
-        assert asking.submit(None, -1).result(20) == 1
+        assert asking.submit(None, -1).result(120) == 1
         assert list(asking.map("tests.fn:second", [-2, -3])) == [2, 3]
-        assert client.submit(None, -4).result(20) == 4
+        assert client.submit(None, -4).result(120) == 4
     for meta in worker.metas[:-1]:
         assert meta["retries"] == [3, ["OSError"], 0.5]
         assert meta["timeout"] == 7.0

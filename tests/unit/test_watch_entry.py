@@ -79,7 +79,7 @@ def test_a_child_that_was_given_up_says_nothing_about_its_broken_pipe(tmp_path: 
     child.stdin.close()
     said = child.stderr.read()
     child.stderr.close()
-    assert (child.wait(60), said) == (0, b"")
+    assert (child.wait(120), said) == (0, b"")
 
 
 class Sluggish(Patient):
