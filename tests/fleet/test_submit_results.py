@@ -9,9 +9,8 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,27 +52,37 @@ def _ctl(verb: str, root: Path, *words: object) -> subprocess.CompletedProcess[s
     return subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=240, check=False)
 
 
-def _kill_until_done(
-    spawned: Spawned, argv: list[str], signum: int, progress: Callable[[], object]
-) -> int:
-    """Run a command again and again, killed whenever it got on, until it ends; how often killed."""
+_KILLED = """
+import os, sys
+folder, signum, left = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+del sys.argv[1:4]
+
+def hook(event, args):
+    global left
+    if args and isinstance(args[0], str) and args[0].startswith(folder):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signum)
+
+import ctl.entry
+sys.addaudithook(hook)
+sys.exit(ctl.entry.main())
+"""
+"""`ctl`, which gets a signal when it is about to touch a file of the folder for the nth time."""
+
+
+def _kill_until_done(spawned: Spawned, folder: Path, words: list[str], signum: int) -> int:
+    """Run a command, killed at another moment each time, until it ends; how often it was."""
     seed, killed = random.Random(7), 0
     while True:
-        before = progress()
+        at = seed.randrange(1, 400)
+        argv = [sys.executable, "-c", _KILLED, str(folder), str(int(signum)), str(at), *words]
         child = spawned.start(argv, cwd=REPO, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        wait_until(lambda c=child, b=before: c.poll() is not None or progress() != b)
-        time.sleep(seed.random() * 0.03)
-        child.send_signal(signum)
         code = child.wait(120)
         if code == 0:
-            return killed  # it had ended already
-        # An interrupt is told by 130, but for one that meets the interpreter on its way out.
-        assert code in ((130, -signum) if signum == signal.SIGINT else (-signum,))
+            return killed
+        assert code == (130 if signum == signal.SIGINT else -signum)
         killed += 1
-
-
-def _content(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
@@ -83,19 +92,16 @@ def test_killed_again_and_again_nothing_is_lost_and_nothing_doubled(
     fleet.start("h0", "h1")
     path, out = _tasks(tmp_path), tmp_path / "out.jsonl"
     submit = _argv("submit", fleet.root, "--tasks", path, "--stream", "s", "--batch-size", 2)
-    sent = fleet.root / layout.CTL / "streams" / "s.sent.json"
-    killed = _kill_until_done(spawned, submit, signum, lambda: _content(sent))
     results = _argv("results", fleet.root, "s", "-o", out)
-    partial = tmp_path / "out.jsonl.partial"
-    killed += _kill_until_done(spawned, results, signum, lambda: len(_content(partial)))
-    assert killed >= 3
+    killed = [_kill_until_done(spawned, tmp_path, w[3:], signum) for w in (submit, results)]
+    assert min(killed) >= 3
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(r["index"], r["id"], r["status"], r["value"]) for r in rows] == [
         (i, f"task {i}", "ok", i) for i in range(TASKS)
     ]
     ran = Counter((tmp_path / "notes").read_text().split())
     assert ran == Counter(map(str, range(TASKS)))
-    assert not fleet.files() and not partial.exists()
+    assert not fleet.files() and not (tmp_path / "out.jsonl.partial").exists()
 
 
 def test_waiting_for_results_and_the_exit_codes(fleet: Fleet, tmp_path: Path) -> None:
