@@ -8,6 +8,7 @@ and its numbers finite. What fails is refused by name with a reason, and nobody 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -38,6 +39,9 @@ from fsworker.protocol.rounds import Problem, Upload
 UNREADABLE = "unreadable"
 """The kind of a problem that may pass: it is told, and not written down as a refusal."""
 
+NOT_FINITE = "not finite"
+"""The kind of one that depends on what becomes of a key, and by what rule."""
+
 Stamps = tuple[tuple[int, ...], ...]
 
 
@@ -45,12 +49,13 @@ Stamps = tuple[tuple[int, ...], ...]
 class Verdict:
     """What was found: a problem, or the layout of the checkpoint, as one word to compare.
 
-    `stamps` tell whether its files were written to since.
+    `stamps` tell whether its files were written to since. It holds for groups of these `terms`.
     """
 
     problem: Problem | None
     layout: str = ""
     stamps: Stamps = ()
+    terms: str = ""
 
 
 def examine(store: Store, group: Group, upload: Upload, base: Global | None) -> Verdict:
@@ -65,7 +70,8 @@ def examine(store: Store, group: Group, upload: Upload, base: Global | None) -> 
         model = None
         if base is not None:  # its damage is not the upload's
             model = stack.enter_context(open_checkpoint(model_path(store, base)))
-        return _examine(store, folder, upload.done, group, model)
+        verdict = _examine(store, folder, upload.done, group, model)
+    return replace(verdict, terms=terms_of(group))
 
 
 def policy_of(group: Group) -> Policy:
@@ -73,11 +79,27 @@ def policy_of(group: Group) -> Policy:
     return policy_from(group.keys.items(), group.lora)
 
 
+def largest_of(group: Group) -> float:
+    """The largest value that the group's rule can be given."""
+    kind = strategies.RULES.get(group.rule)
+    return math.inf if kind is None else kind.largest
+
+
+def terms_of(group: Group) -> str:
+    """A digest of those terms of a group that a verdict depends on."""
+    terms = json.dumps([largest_of(group), *group.keys.items()])
+    return hashlib.sha256(terms.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def outdated(problem: Problem | None, group: Group) -> bool:
+    """Whether an upload was refused by terms that are no more the group's."""
+    return problem is not None and problem.terms not in (None, terms_of(group))
+
+
 def _examine(
     store: Store, folder: str, done: Done, group: Group, model: Checkpoint | None
 ) -> Verdict:
-    policy, kind = policy_of(group), strategies.RULES.get(group.rule)
-    largest = math.inf if kind is None else kind.largest
+    policy = policy_of(group)
     try:
         stamps = stamps_of(store, folder, done.files)
         artifacts.verify(store, folder, full=True, exact=True)
@@ -88,9 +110,11 @@ def _examine(
             # Lists in JSON may grow with the episodes, such as rewards: they need only agree among
             # the uploads of a round, which `without_odd_ones` sees to.
             like = None if checkpoint.format == "json" else model
-            inspect(checkpoint, like=like, policy=policy, largest=largest)
+            inspect(checkpoint, like=like, policy=policy, largest=largest_of(group))
     except (FleetError, OSError) as error:
-        return Verdict(_problem(store, error))
+        problem = _problem(store, error)
+        by_terms = problem.kind == NOT_FINITE
+        return Verdict(replace(problem, terms=terms_of(group)) if by_terms else problem)
     return Verdict(None, layout, stamps)
 
 
@@ -139,7 +163,7 @@ def _problem(store: Store, error: FleetError | OSError) -> Problem:
     elif isinstance(error, UnsupportedCheckpoint):
         kind = "unsupported"
     elif isinstance(error, Unmergeable):
-        kind = "not finite" if "not finite" in str(error) else "misshapen"
+        kind = NOT_FINITE if NOT_FINITE in str(error) else "misshapen"
     elif isinstance(error, (OSError, StorageError)):
         kind = UNREADABLE
     else:

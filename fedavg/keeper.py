@@ -134,26 +134,33 @@ class GroupKeeper:
         return replace(view.observation(now), uploads=uploads, fits=fits)
 
     def _admitted(self, view: View) -> list[Upload]:
-        """The uploads of the open round, each judged once; what may pass is left out for now."""
+        """The uploads of the open round, each judged once by the terms of the group.
+
+        What may pass is left out for now.
+        """
         found = []
         known = self.eye.refusals(view.round)
         for seen in view.uploads:
-            upload = self._judged(view, seen) if seen.counts else seen
-            if upload.problem is not None:
-                if upload.problem.kind == admission.UNREADABLE:
-                    log.warning("%s: %s: %s", self.group, upload.job, upload.problem.reason)
-                    continue
-                if upload.job not in known:
-                    if self.eye.plan(view.round) is not None:
-                        raise _Outrun
-                    self._refuse(upload.episode, upload.job, upload.problem, upload.done)
+            again = admission.outdated(seen.problem, view.group)
+            upload = self._judged(view, seen) if seen.counts or again else seen
+            problem = upload.problem
+            if problem is not None and problem.kind == admission.UNREADABLE:
+                log.warning("%s: %s: %s", self.group, upload.job, problem.reason)
+                continue
+            if (problem is not None and upload.job not in known) or again:
+                if self.eye.plan(view.round) is not None:
+                    raise _Outrun
+                if problem is not None:
+                    self._refuse(upload.episode, upload.job, problem, upload.done)
+                else:
+                    self._take_back(upload.episode, upload.job)
             found.append(upload)
         layouts = {u.job: self._verdicts[u.episode, u.job].layout for u in found if u.counts}
         return admission.without_odd_ones(found, layouts)
 
     def _judged(self, view: View, upload: Upload) -> Upload:
-        key = upload.episode, upload.job
-        if key not in self._verdicts:
+        key, terms = (upload.episode, upload.job), admission.terms_of(view.group)
+        if key not in self._verdicts or self._verdicts[key].terms != terms:
             self.tell(GroupReport(view.round, "reading", f"reading the upload of {upload.job}"))
             verdict = admission.examine(self.store, view.group, upload, view.base)
             if verdict.problem is not None and verdict.problem.kind == admission.UNREADABLE:
@@ -199,8 +206,14 @@ class GroupKeeper:
     # -- refusals
 
     def _write_refusals(self, plan: Plan) -> None:
-        """Those that a plan decided about, in case whoever closed the round was killed since."""
+        """Those that a plan decided about, in case whoever closed the round was killed since.
+
+        Or saw other terms of the group, by which somebody was refused who counts.
+        """
         known = self.eye.refusals(plan.round)
+        for contributor in plan.contributors:
+            if contributor.job in known and contributor.episode == plan.round:
+                self._take_back(plan.round, contributor.job)
         for job, words in plan.refused.items():
             if job not in known:
                 kind, _, reason = words.partition(": ")
@@ -208,7 +221,8 @@ class GroupKeeper:
 
     def _refuse(self, episode: int, job: str, problem: Problem, done: object) -> None:
         digest = getattr(done, "digest", None)
-        record = Refusal(self.group, episode, job, problem.kind, problem.reason, digest)
+        words, terms = (problem.kind, problem.reason), problem.terms
+        record = Refusal(self.group, episode, job, *words, digest, terms)
         path = groups.refusal_file(self.group, episode, job)
         log.warning("%s: %s is refused in round %d: %s", self.group, job, episode, problem.reason)
         try:
@@ -216,6 +230,15 @@ class GroupKeeper:
             self.store.publish(path, record.to_json())
         except OSError as error:
             raise storage_error(error, "write", self.store.path(path)) from None
+
+    def _take_back(self, episode: int, job: str) -> None:
+        """A refusal, since the group's terms are others now."""
+        path = groups.refusal_file(self.group, episode, job)
+        log.info("%s: %s is no more refused in round %d", self.group, job, episode)
+        try:
+            self.store.remove(path)
+        except OSError as error:
+            raise storage_error(error, "remove", self.store.path(path)) from None
 
     def _is_trusted(self, contributor: Contributor) -> bool:
         verdict = self._verdicts.get((contributor.episode, contributor.job))

@@ -136,13 +136,21 @@ class GroupEye:
 
     def refusals(self, episode: int) -> dict[str, Refusal]:
         """Who was refused after an episode, by job."""
+        found = {}
         for name in self._names(groups.refused_dir(self.group, episode)):
             job = groups.parse_refusal_name(name)
-            if job is not None and (episode, job) not in self._refusals:
-                found = federation.read_refusal(self.store, self.group, episode, job)
-                if found is not None:
-                    self._refusals[episode, job] = found
-        return {j: r for (e, j), r in self._refusals.items() if e == episode}
+            refusal = None if job is None else self._refusal(episode, job)
+            if job is not None and refusal is not None:
+                found[job] = refusal
+        return found
+
+    def _refusal(self, episode: int, job: str) -> Refusal | None:
+        known = self._refusals.get((episode, job))
+        if known is None:
+            known = federation.read_refusal(self.store, self.group, episode, job)
+            if known is not None and known.terms is None:  # the others may be judged anew
+                self._refusals[episode, job] = known
+        return known
 
     def uploaded(self, episode: int) -> list[str]:
         """The jobs that have uploaded after an episode."""
@@ -177,7 +185,8 @@ class GroupEye:
             upload, when = self._read(number, job)
             times.append(when)
             if job in refused:
-                upload = upload.refused(refused[job].kind, refused[job].reason)
+                told = refused[job]
+                upload = replace(upload, problem=Problem(told.kind, told.reason, told.terms))
             elif upload.done is not None:
                 problem = rounds.stranger(job, members, group)
                 problem = problem or rounds.record_problem(job, number, upload.done, digest)

@@ -24,10 +24,14 @@ is accounted for and they are too few."""
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why an upload does not count: one word for scripts, one sentence for people."""
+    """Why an upload does not count: one word for scripts, one sentence for people.
+
+    `terms`: by which of the group's terms (`Refusal.terms`); None: by any.
+    """
 
     kind: str
     reason: str
+    terms: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

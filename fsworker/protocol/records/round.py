@@ -207,7 +207,9 @@ class Refusal(_Record):
     """Why an upload does not count; `refused/after_ep_<episode>/<job>.json`.
 
     `kind` is one word for scripts (`late`, `stale`, `damaged`, `unsafe`, `misshapen`,
-    `not finite`, `stranger`, `samples`); `digest` is that of the upload, if it has one.
+    `not finite`, `stranger`, `samples`); `digest` is that of the upload, if it has one. `terms`
+    stand for what of the group's terms it was judged by: by others it is judged anew, as long as
+    its round is open. None: it would be refused by any.
     """
 
     group: str
@@ -216,6 +218,7 @@ class Refusal(_Record):
     kind: str
     reason: str
     digest: str | None = None
+    terms: str | None = None
 
 
 @dataclass(frozen=True)

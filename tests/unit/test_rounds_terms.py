@@ -1,0 +1,134 @@
+"""A group's terms that are changed amid a round: what was judged by the old ones is judged anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedavg import admission
+from fedavg.keeper import GroupKeeper
+from fsworker.protocol import federation
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.groupview import GroupEye
+from fsworker.protocol.layout import groups
+from fsworker.protocol.records.round import Refusal
+from tests.support.rounds import make_group, model, upload
+
+pytestmark = pytest.mark.unit
+
+LARGE = 1e25
+"""A value that a mean bears, and no rule that squares it."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    (tmp_path / "root").mkdir(mode=0o700)
+    return Store(tmp_path / "root")
+
+
+def after_one_round(store: Store, **fields: object) -> None:
+    make_group(store, "abc", **fields)
+    keeper = GroupKeeper(store, "g")
+    for job in "abc":
+        upload(store, "g", job, 1, 1.0)
+    assert keeper.step().merged
+
+
+def refused(store: Store, episode: int = 2) -> dict[str, str]:
+    return {job: told.kind for job, told in GroupEye(store, "g").refusals(episode).items()}
+
+
+def value(store: Store, episode: int) -> float:
+    return float(model(store, episode)["q_net_state_dict"]["0.weight"][0, 0])
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_who_was_refused_by_a_rule_counts_by_another(store: Store, restarted: bool) -> None:
+    after_one_round(store, rule="fedadam")
+    keeper = GroupKeeper(store, "g")
+    upload(store, "g", "a", 2, LARGE)
+    keeper.step()
+    assert refused(store) == {"a": "not finite"}
+    federation.edit_group(store, "g", rule="fedavg")
+    if restarted:
+        keeper = GroupKeeper(store, "g")
+    step = keeper.step()
+    assert refused(store) == {} and step.report.admitted == ("a",)
+    for job in "bc":
+        upload(store, "g", job, 2, 1.0)
+    assert keeper.step().merged
+    assert value(store, 3) == pytest.approx(LARGE / 3, rel=1e-6)
+    keeper.step()
+    assert refused(store) == {}
+
+
+def test_who_counted_by_a_rule_is_refused_by_another(store: Store) -> None:
+    after_one_round(store, quorum=2)
+    keeper = GroupKeeper(store, "g")
+    upload(store, "g", "a", 2, LARGE)
+    assert keeper.step().report.admitted == ("a",)
+    federation.edit_group(store, "g", rule="fedyogi")
+    assert keeper.step().report.admitted == ()
+    assert refused(store) == {"a": "not finite"}
+    for job in "bc":
+        upload(store, "g", job, 2, 1.0)
+    assert keeper.step().merged and value(store, 3) == 1.0
+
+
+def test_what_becomes_of_a_key_is_one_of_the_terms(store: Store) -> None:
+    after_one_round(store)
+    keeper = GroupKeeper(store, "g")
+    upload(store, "g", "a", 2, float("inf"))
+    keeper.step()
+    assert refused(store) == {"a": "not finite"}
+    federation.edit_group(store, "g", keys={"*": "base"})
+    assert keeper.step().report.admitted == ("a",) and refused(store) == {}
+    federation.edit_group(store, "g", keys={})
+    assert keeper.step().report.admitted == () and refused(store) == {"a": "not finite"}
+
+
+def test_nothing_is_read_again_by_terms_that_make_no_difference(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_one_round(store, rule="fedadam")
+    keeper = GroupKeeper(store, "g")
+    upload(store, "g", "a", 2, LARGE)
+    upload(store, "g", "b", 2, 1.0)
+    keeper.step()
+    before = store.read(groups.refusal_file("g", 2, "a"))
+    monkeypatch.setattr(admission, "examine", lambda *args: pytest.fail("read again"))
+    federation.edit_group(store, "g", rule="fedyogi", quorum=3, deadline=7.0)
+    assert keeper.step().report.admitted == ("b",)
+    assert store.read(groups.refusal_file("g", 2, "a")) == before
+
+
+def test_who_is_refused_by_any_terms_stays_refused(store: Store) -> None:
+    after_one_round(store, rule="fedadam")
+    keeper = GroupKeeper(store, "g")
+    upload(store, "g", "a", 2, 1.0, base="e" * 64)
+    keeper.step()
+    federation.edit_group(store, "g", rule="fedavg")
+    keeper.step()
+    assert refused(store) == {"a": "stale"}
+
+
+def test_two_aggregators_of_which_one_has_not_heard(store: Store) -> None:
+    """One judges by terms that it read before they were changed; the round is closed by the new."""
+    after_one_round(store, rule="fedadam")
+    late, prompt = GroupKeeper(store, "g", alone=False), GroupKeeper(store, "g", alone=False)
+    upload(store, "g", "a", 2, LARGE)
+    view = late.eye.look()
+    federation.edit_group(store, "g", rule="fedavg")
+    assert prompt.step().report.admitted == ("a",)
+    late._admitted(view)
+    assert refused(store) == {"a": "not finite"}
+    assert prompt.step().report.admitted == ("a",) and refused(store) == {}
+    for job in "bc":
+        upload(store, "g", job, 2, 1.0)
+    late._admitted(view)
+    plan = prompt._try_to_close(prompt.eye.look())
+    belated = Refusal("g", 2, "a", "not finite", "by other terms", terms="x")
+    store.publish(groups.refusal_file("g", 2, "a"), belated.to_json())
+    assert late.step().merged and prompt.eye.plan(2) == plan
+    assert refused(store) == {} and value(store, 3) > 1e24
