@@ -47,6 +47,9 @@ BITS = {torch.float32: 24, torch.bfloat16: 8}
 FLOAT64_BITS = 53
 """Those of the sums."""
 
+LEAST_WEIGHT = 2.0**-512
+"""With this one, of 1 at most, all products with normal or subnormal numbers are normal ones."""
+
 MeanOf = Callable[[Any, Any, Any, Any, float, Any], bool]
 """(descriptors, offsets, room (K, any), weights (K,), factor, out (n,)): see `kernels`."""
 
@@ -77,11 +80,11 @@ def streamed_keys(kind: Kind, inputs: Inputs, actions: Mapping[str, Action]) -> 
 
     None where the models are too small to load the loops for, too many to have all of them open, or
     have to be moved to one base; and none of a type for which a product of a weight and a number
-    may need rounding: torch leaves that out where the processor can.
+    may need rounding: one library rounds it before it is added, another does not.
     """
     entries, count = inputs.models[0].entries, len(inputs.models)
     size = sum(entry.nbytes for entry in entries.values()) * count
-    if size < WORTH or count > MOST_MODELS or inputs.bases:
+    if size < WORTH or count > MOST_MODELS or inputs.bases or min(inputs.weights) < LEAST_WEIGHT:
         return frozenset()
     left = FLOAT64_BITS - max(map(significant_bits, inputs.weights))
     types = {str(dtype).removeprefix("torch.") for dtype in loops() if BITS[dtype] <= left}

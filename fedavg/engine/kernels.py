@@ -5,9 +5,10 @@ some KiB of every file are read, and while they lie in the processor's cache the
 summed in float64, which then costs no more than float32. All that is one call, during which another
 thread may run Python.
 
-Sums are made in the order of the models, and products are rounded before they are added (no fused
-operations, no fast mathematics): that makes the bytes those of `arithmetic.weighted_mean` where no
-product needs rounding, which `compiled` sees to.
+Sums are made in the order of the models: that makes the bytes those of `arithmetic.weighted_mean`
+where no product of a weight and a number needs rounding, which `compiled` sees to. For then it is
+all one whether it is rounded before it is added, and the processor may do both in one operation;
+that it may is the only freedom that the compiler has.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ from numpy.typing import NDArray
 
 BLOCK = 512
 """Elements whose sums are in work at once: 4 KiB, which stay in the first cache."""
+
+FREEDOM = {"contract"}
+"""What LLVM may do to arithmetic: a product and a sum in one operation, which rounds once."""
+
+HOW: dict[str, Any] = {"nogil": True, "fastmath": FREEDOM}
+"""How loops are compiled."""
 
 pread: Any = types.ExternalFunction(
     "pread", types.int64(types.int32, types.voidptr, types.uint64, types.int64)
@@ -37,15 +44,15 @@ def compiled(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
-            found: Callable[..., Any] = njit(signature, nogil=True, cache=True)(function)
+            found: Callable[..., Any] = njit(signature, cache=True, **HOW)(function)
         except Exception:  # whatever is wrong with the cache: numba never mends one that was cut
-            found = njit(signature, nogil=True)(function)
+            found = njit(signature, **HOW)(function)
         return found
 
     return decorate
 
 
-inlined = njit(error_model="numpy")
+inlined = njit(error_model="numpy", fastmath=FREEDOM)
 """For parts of them."""
 
 
