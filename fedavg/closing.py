@@ -7,8 +7,10 @@ writes it. The first one that is published counts; an aggregator that comes late
 from __future__ import annotations
 
 import logging
+import secrets
 
 from fedavg import strategies
+from fedavg.agreement import Unmergeable
 from fedavg.rule import Rule
 from fsworker.errors import FormatError, UsageError
 from fsworker.protocol import artifacts
@@ -94,3 +96,36 @@ def close(
         path = store.path(target)
         raise FormatError(f"{path} was published and holds no plan", path=path)
     return found
+
+
+def has_terms_of(plan: Plan, view: View) -> bool:
+    """Whether the group's rule and what becomes of its keys are still those of a plan."""
+    rule, group = rule_of(view.group, view.base), view.group
+    now = rule.name, dict(rule.params), dict(group.keys), group.lora
+    return now == (plan.rule, plan.options, plan.keys, plan.lora)
+
+
+def with_advice(error: Unmergeable, plan: Plan, alone: bool) -> Unmergeable:
+    """The error of a closed round that can never be merged, with what to do about it."""
+    name = plan.group
+    advice = f"ctl rounds {name} --rule NAME, or --option lr=…, changes what it is closed with"
+    last = "" if alone else f"; then stop all aggregators, and: fedavg reopen {name}"
+    words = f"round {plan.round} cannot be merged by {plan.rule}: {error}; {advice}{last}"
+    return Unmergeable(words, key=error.key)
+
+
+def reopen(store: Store, group: str, number: int) -> str:
+    """Take the plan of a round back: gives the hidden name that it is kept under. StorageError.
+
+    For who is alone, or a round may be published by a plan that is none any more.
+    """
+    path = groups.round_dir(group, number)
+    folder, _, name = path.rpartition("/")
+    kept = f"{folder}/.void~{secrets.token_hex(4)}~{name}"
+    try:
+        store.rename(path, kept)
+        store.sync_folder(folder)
+    except OSError as error:
+        raise storage_error(error, "rename", store.path(path)) from None
+    log.info("%s: round %d is open again, its plan is kept as %s", group, number, kept)
+    return kept

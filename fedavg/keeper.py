@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fedavg import admission, closing, publishing, retention
+from fedavg import admission, closing, publishing, refusing, retention
 from fedavg.admission import Verdict
 from fedavg.agreement import Unmergeable
-from fsworker.protocol import fsfolders, rounds
+from fsworker.protocol import rounds
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.groupview import GroupEye, View
 from fsworker.protocol.layout import groups
@@ -23,7 +23,6 @@ from fsworker.protocol.records.round import (
     Final,
     GroupReport,
     Plan,
-    Refusal,
     Waiting,
 )
 from fsworker.protocol.rounds import Decision, Problem, Upload
@@ -75,6 +74,7 @@ class GroupKeeper:
         self.alone, self.threads, self.tell = alone, threads, tell
         self.eye = GroupEye(store, group)
         self._verdicts: dict[tuple[int, str], Verdict] = {}
+        self._hopeless: tuple[Plan, Unmergeable] | None = None
         self._cleaned = 0
         self._kept = 0
 
@@ -85,6 +85,8 @@ class GroupKeeper:
             self._clean(view)
         if view.finished:
             return self._finish(view)
+        if self._hopeless and self._hopeless[0] == view.plan:
+            return self._close_anew(view)
         try:
             found = view.plan or self._try_to_close(view)
         except _Outrun:
@@ -96,12 +98,31 @@ class GroupKeeper:
         self._write_refusals(plan)
         words = f"merging {len(plan.contributors)} uploads by {plan.rule}"
         self.tell(GroupReport(plan.round, "merging", words))
-        model = publishing.publish_merge(
-            self.store, self.eye, plan, trusted=self._is_trusted, threads=self.threads
-        )
+        try:
+            model = publishing.publish_merge(
+                self.store, self.eye, plan, trusted=self._is_trusted, threads=self.threads
+            )
+        except Unmergeable as error:  # whoever tries it, and however often
+            self._hopeless = plan, closing.with_advice(error, plan, self.alone)
+            return self._close_anew(self.eye.look())
         names = ", ".join(c.job for c in plan.contributors)
         log.info("%s: round %d merged of %s: %s", self.group, plan.round, names, model.folder)
         return Step(GroupReport(plan.round, "merged", f"merged {names}"), merged=True)
+
+    def _close_anew(self, view: View) -> Step:
+        """Open a round again that cannot be merged as it was closed, if the terms are others now.
+
+        Else raises the error. So does one that is not alone: another may be at work on the plan.
+        """
+        assert self._hopeless is not None
+        plan, error = self._hopeless
+        if not self.alone or closing.has_terms_of(plan, view):
+            raise error.with_traceback(None)
+        words = "its terms were changed, so it is closed anew"
+        if view.plan == plan:  # and nobody else published it meanwhile
+            closing.reopen(self.store, self.group, plan.round)
+            self.eye.forget_plan(plan.round)
+        return Step(GroupReport(plan.round, "waiting", words), merged=True)
 
     # -- an open round
 
@@ -151,9 +172,9 @@ class GroupKeeper:
                 if self.eye.plan(view.round) is not None:
                     raise _Outrun
                 if problem is not None:
-                    self._refuse(upload.episode, upload.job, problem, upload.done)
+                    self._refuse(upload, problem)
                 else:
-                    self._take_back(upload.episode, upload.job)
+                    refusing.take_back(self.store, self.group, view.round, upload.job)
             found.append(upload)
         layouts = {u.job: self._verdicts[u.episode, u.job].layout for u in found if u.counts}
         return admission.without_odd_ones(found, layouts)
@@ -179,7 +200,7 @@ class GroupKeeper:
             if problem is None:
                 yield upload
             elif problem.kind != admission.UNREADABLE:
-                self._refuse(upload.episode, upload.job, problem, upload.done)
+                self._refuse(upload, problem)
 
     def _begin_to_wait(self, view: View, now: float) -> View:
         since = min(now, view.first if view.first is not None else now)
@@ -213,32 +234,14 @@ class GroupKeeper:
         known = self.eye.refusals(plan.round)
         for contributor in plan.contributors:
             if contributor.job in known and contributor.episode == plan.round:
-                self._take_back(plan.round, contributor.job)
+                refusing.take_back(self.store, self.group, plan.round, contributor.job)
         for job, words in plan.refused.items():
             if job not in known:
                 kind, _, reason = words.partition(": ")
-                self._refuse(plan.round, job, Problem(kind, reason), None)
+                self._refuse(Upload(job, plan.round), Problem(kind, reason))
 
-    def _refuse(self, episode: int, job: str, problem: Problem, done: object) -> None:
-        digest = getattr(done, "digest", None)
-        words, terms = (problem.kind, problem.reason), problem.terms
-        record = Refusal(self.group, episode, job, *words, digest, terms)
-        path = groups.refusal_file(self.group, episode, job)
-        log.warning("%s: %s is refused in round %d: %s", self.group, job, episode, problem.reason)
-        try:
-            fsfolders.make_folders(self.store, path.rpartition("/")[0])
-            self.store.publish(path, record.to_json())
-        except OSError as error:
-            raise storage_error(error, "write", self.store.path(path)) from None
-
-    def _take_back(self, episode: int, job: str) -> None:
-        """A refusal, since the group's terms are others now."""
-        path = groups.refusal_file(self.group, episode, job)
-        log.info("%s: %s is no more refused in round %d", self.group, job, episode)
-        try:
-            self.store.remove(path)
-        except OSError as error:
-            raise storage_error(error, "remove", self.store.path(path)) from None
+    def _refuse(self, upload: Upload, problem: Problem) -> None:
+        refusing.refuse(self.store, self.group, upload.episode, upload.job, problem, upload.done)
 
     def _is_trusted(self, contributor: Contributor) -> bool:
         verdict = self._verdicts.get((contributor.episode, contributor.job))
@@ -269,7 +272,7 @@ class GroupKeeper:
                 upload.job, upload.episode, view.round, replace(view.group, late="reject")
             )
             if problem is not None:
-                self._refuse(upload.episode, upload.job, problem, upload.done)
+                self._refuse(upload, problem)
         model = view.base
         assert model is not None
         if self.eye.final() is None:

@@ -116,6 +116,10 @@ class GroupEye:
             self._plans[number] = plan
         return self._plans[number]
 
+    def forget_plan(self, number: int) -> None:
+        """Read the plan of a round again, which was taken back."""
+        self._plans.pop(number, None)
+
     def times(self, number: int) -> Times | None:
         """When a round got its first upload and when it closed."""
         path = f"{groups.round_dir(self.group, number)}/{groups.TIMES_FILE}"

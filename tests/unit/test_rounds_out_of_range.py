@@ -1,0 +1,148 @@
+"""A closed round whose rule leaves the range of the model's type: said, not tried again, mended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ctl.cli
+import fedavg.cli
+from fedavg import keeper, publishing
+from fedavg.aggregator import Aggregator
+from fsworker.protocol import federation
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.groupview import GroupEye
+from fsworker.protocol.layout import groups
+from fsworker.protocol.records.round import Group
+from tests.support.roots import make_root
+from tests.support.rounds import make_group, model, upload
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    root = make_root(tmp_path / "root")
+    monkeypatch.setenv("FLEET_ROOT", str(root))
+    monkeypatch.chdir(tmp_path)
+    return Store(root)
+
+
+@pytest.fixture
+def merges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rounds that merges were begun of."""
+    begun: list[int] = []
+    merge = publishing.publish_merge
+
+    def counted(store: Store, eye: Any, plan: Any, **how: Any) -> Any:
+        begun.append(plan.round)
+        return merge(store, eye, plan, **how)
+
+    monkeypatch.setattr(keeper.publishing, "publish_merge", counted)
+    return begun
+
+
+def closed_too_far(store: Store, *, alone: bool = True) -> Aggregator:
+    """A group whose second round is closed with a step that float32 cannot hold."""
+    make_group(store, "ab", rule="fedavgm", options={"lr": 1e38})
+    aggregator = Aggregator(store, alone=alone)
+    for episode, value in ((1, 1.0), (2, 100.0)):
+        for job in "ab":
+            upload(store, "g", job, episode, value)
+        aggregator.sweep()
+    assert "g" in aggregator.errors
+    return aggregator
+
+
+def test_it_is_told_with_what_to_do_and_merged_once(
+    store: Store, merges: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    aggregator = closed_too_far(store)
+    for _ in range(3):
+        assert not aggregator.sweep()
+    assert merges == [1, 2]
+    aggregator.beat()
+    assert ctl.cli.main(["rounds", "g"]) == 1
+    said = capsys.readouterr().out
+    assert "failed: round 2 cannot be merged by fedavgm: fedavgm takes" in said
+    assert "ctl rounds g --rule NAME, or --option lr=…" in said and "reopen" not in said
+
+
+def test_other_groups_go_on(store: Store) -> None:
+    aggregator = closed_too_far(store)
+    federation.create_group(store, Group("h", 1))
+    upload(store, "h", "x", 1, 1.0)
+    assert aggregator.sweep()
+    assert federation.read_global(store, "h", 2) and not federation.read_global(store, "g", 3)
+
+
+@pytest.mark.parametrize("terms", [["--rule", "median"], ["--option", "lr=0.5"]])
+def test_other_terms_are_all_that_it_takes(
+    store: Store, merges: list[int], terms: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    aggregator = closed_too_far(store)
+    ctl.cli.main(["rounds", "g", *terms])
+    while aggregator.sweep():
+        pass
+    assert aggregator.errors == {} and merges == [1, 2, 2]
+    assert float(model(store, 3)["q_net_state_dict"]["0.weight"][0, 0]) == pytest.approx(
+        100.0 if terms == ["--rule", "median"] else 50.5
+    )
+    capsys.readouterr()
+    assert fedavg.cli.main(["verify", "g", "--recompute", "--json"]) == 0
+    links = json.loads(capsys.readouterr().out)["rounds"]
+    assert [link["found"] for link in links] == ["recomputed"] * 2
+    assert len([n for n in store.scan(groups.rounds_dir("g")) if n.startswith(".void~")]) == 1
+
+
+def test_one_look_mends_it_too(store: Store) -> None:
+    """As from cron, where each process knows nothing of the one before."""
+    closed_too_far(store)
+    federation.edit_group(store, "g", options={"lr": 1.0})
+    assert fedavg.cli.main(["once"]) == 0
+    assert federation.read_global(store, "g", 3)
+
+
+def test_terms_that_are_no_better_are_tried_once(store: Store, merges: list[int]) -> None:
+    aggregator = closed_too_far(store)
+    federation.edit_group(store, "g", options={"lr": 1e37})
+    while aggregator.sweep():
+        pass
+    aggregator.sweep()
+    assert merges == [1, 2, 2] and "g" in aggregator.errors
+
+
+def test_who_may_not_be_alone_leaves_it_to_somebody_who_knows(store: Store) -> None:
+    aggregator = closed_too_far(store, alone=False)
+    assert str(aggregator.errors["g"]).endswith("stop all aggregators, and: fedavg reopen g")
+    federation.edit_group(store, "g", rule="median", options={})
+    assert not aggregator.sweep()
+    assert GroupEye(store, "g").plan(2) is not None
+    assert fedavg.cli.main(["reopen", "g"]) == 0
+    assert fedavg.cli.main(["once"]) == 0
+    assert federation.read_global(store, "g", 3)
+
+
+def test_a_round_that_another_one_published_is_left_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has another version of torch, say; and a lock that lies."""
+    make_group(store, "ab")
+    own, other = keeper.GroupKeeper(store, "g"), keeper.GroupKeeper(store, "g")
+    for job in "ab":
+        upload(store, "g", job, 1, 1.0)
+    merge = publishing.publish_merge
+
+    def spoilt(*args: Any, **how: Any) -> Any:
+        monkeypatch.setattr(keeper.publishing, "publish_merge", merge)
+        assert other.step().merged
+        federation.edit_group(store, "g", rule="median")
+        raise keeper.Unmergeable("out of range")
+
+    monkeypatch.setattr(keeper.publishing, "publish_merge", spoilt)
+    assert own.step().merged
+    assert GroupEye(store, "g").plan(1) is not None
+    assert own.step().report.round == 2
