@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import time
 from collections import Counter
@@ -15,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ctlrun import Ctl
-from tests.support.waiting import wait_until
+from tests.support.waiting import kill_at_once, wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
@@ -124,8 +122,8 @@ def test_clocks_of_hosts_that_are_wrong_restart_nobody_and_hide_nobody(ctl: Ctl)
     assert not any(word in log.read_text() for word in ("UNHEALTHY", "revoked", "restart "))
 
     for host in ("fast", "slow"):
-        for name in ("wrap.pid", "pid"):
-            os.kill(int((root / "ctl" / f"{host}.{name}").read_text()), signal.SIGKILL)
+        files = [root / "ctl" / f"{host}.{name}" for name in ("wrap.pid", "pid")]
+        kill_at_once(*(int(file.read_text()) for file in files))
         killed = time.monotonic()
         wait_until(lambda h=host: f"UNHEALTHY {h} " in log.read_text(), what="it is missed")
         print(f"{host} is missed after {time.monotonic() - killed:.1f} s, the limit is {STALE} s")

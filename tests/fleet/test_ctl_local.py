@@ -15,7 +15,7 @@ import pytest
 
 from fsworker.protocol import layout
 from tests.support.ctlrun import ECHO, Ctl, json_lines, started
-from tests.support.waiting import gone, wait_until, with_environ
+from tests.support.waiting import gone, kill_at_once, wait_until, with_environ
 
 pytestmark = pytest.mark.fleet
 
@@ -224,8 +224,7 @@ def test_a_detached_watcher_restarts_and_is_stopped_first(ctl: Ctl) -> None:
     wait_until(pid_file.exists, what="the watcher")
     watcher = ctl.spawned.track(int(pid_file.read_text()))
     assert os.getsid(watcher) == watcher
-    for pid in pids_of(root, "localhost"):
-        os.kill(pid, signal.SIGKILL)
+    kill_at_once(*pids_of(root, "localhost"))
     wait_until(lambda: ctl.status(root)["hosts"][0]["raw"]["launch"] == 2, what="the restart")
     wait_until(lambda: ctl.status(root)["state"] == "running", what="the new worker")
     stop = ctl("stop")

@@ -22,7 +22,7 @@ from fsworker.protocol import layout, ledger
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Owner
 from tests.support.ctlrun import ECHO, Ctl
-from tests.support.waiting import Spawned, gone, wait_until
+from tests.support.waiting import Spawned, gone, kill_at_once, wait_until
 from tests.support.workers import REPO, Root, log_of
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
@@ -191,8 +191,7 @@ def test_a_watcher_looks_after_hosts_that_join_and_not_after_those_that_left(ctl
     done = ctl("scale", "--add", "n2", "--remove", "n0", "--root", str(root))
     assert done.returncode == 0, done.stderr
     before = beats(root)["n2"]
-    for name in ("n2.wrap.pid", "n2.pid"):
-        os.kill(int((root / "ctl" / name).read_text()), signal.SIGKILL)
+    kill_at_once(*(int((root / "ctl" / n).read_text()) for n in ("n2.wrap.pid", "n2.pid")))
 
     def healed() -> bool:
         beat = beats(root)["n2"]

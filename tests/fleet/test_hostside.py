@@ -21,7 +21,15 @@ from fsworker import identity, procfs
 from fsworker.life import hostlock
 from fsworker.protocol.records.run import HostIdentity, Identity
 from tests.support.roots import make_root
-from tests.support.waiting import Spawned, gone, proc_state, stuck_argv, wait_until, with_environ
+from tests.support.waiting import (
+    Spawned,
+    gone,
+    kill_at_once,
+    proc_state,
+    stuck_argv,
+    wait_until,
+    with_environ,
+)
 
 pytestmark = pytest.mark.fleet
 
@@ -131,8 +139,7 @@ def bench(tmp_path: Path, spawned: Spawned) -> Bench:
 
 
 def kill_and_wait(*pids: int) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+    kill_at_once(*pids)
     wait_until(lambda: all(gone(pid) for pid in pids), what=f"the end of {pids}")
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from fsworker.protocol import artifacts, federation, layout
 from tests.support.ctlrun import REPO, Ctl
 from tests.support.jobs import JobFleet
-from tests.support.waiting import gone, wait_until
+from tests.support.waiting import gone, kill_at_once, wait_until
 
 pytestmark = pytest.mark.fleet
 
@@ -104,9 +103,7 @@ def test_one_process_for_all_episodes_gives_the_same_as_one_for_each(ctl: Ctl) -
         [sys.executable, "agent_loop.py", *common], options=(*options, "--agent-loop")
     )
     killed = wait_until(lambda: fleet.holders(loop), what="the loop")
-    for pid in killed:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    kill_at_once(*killed)
     assert fleet.over(each)["status"] == fleet.over(loop)["status"] == "success"
     last = [fleet.job(job) / layout.jobs.after_name(4) / "checkpoint.json" for job in (each, loop)]
     assert last[0].read_bytes() == last[1].read_bytes()

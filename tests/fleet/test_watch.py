@@ -22,7 +22,7 @@ from ctl import roots
 from fsworker.client import Client
 from tests.rigs import hosts as rigs
 from tests.rigs.hosts import HostRig
-from tests.support.waiting import Spawned, gone, proc_state, wait_until, with_environ
+from tests.support.waiting import Spawned, gone, kill_at_once, proc_state, wait_until, with_environ
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
@@ -119,8 +119,7 @@ class Fleet:
 
     def kill(self, host: str = "n1", *suffixes: str) -> list[int]:
         pids = [self.pid(host, s) for s in suffixes or ("wrap.pid", "pid")]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        kill_at_once(*pids)
         wait_until(lambda: all(map(gone, pids)))
         return pids
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from fsworker import procfs
 from fsworker.life import hostlock
 from tests.rigs.hosts import Host, HostRig
 from tests.support.ctlrun import Ctl, json_lines
-from tests.support.waiting import gone, wait_until
+from tests.support.waiting import gone, kill_at_once, wait_until
 
 COUNT = "tests.support.counting:count"
 
@@ -83,9 +81,7 @@ class SshFleet(Ctl):
 
     def kill(self, *pids: int) -> None:
         """`kill -9`, and see them gone."""
-        for pid in pids:
-            with suppress(ProcessLookupError):  # it may end with the one above it
-                os.kill(pid, signal.SIGKILL)
+        kill_at_once(*pids)
         wait_until(lambda: all(map(gone, pids)), what=f"the end of {pids}")
 
     def wait_new_process(self, host: str, old: int) -> int:

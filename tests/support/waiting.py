@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -54,6 +55,14 @@ def start_ticks(pid: int) -> int | None:
 def gone(pid: int) -> bool:
     """Whether the process has ended; one that only waits to be reaped counts as ended."""
     return proc_state(pid) in ("", "Z", "X")
+
+
+def kill_at_once(*pids: int) -> None:
+    """SIGKILL all of them, none of which gets time to notice the end of another."""
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
 
 
 def with_environ(entry: str) -> list[int]:
