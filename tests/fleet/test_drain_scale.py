@@ -268,6 +268,11 @@ def test_a_rolling_restart_leaves_no_gap(ctl: Ctl, tmp_path: Path) -> None:
 
 def test_a_rolling_restart_ends_at_the_first_failure(ctl: Ctl) -> None:
     root, env, file = run_of_a_file(ctl, "n[0-1]")
+    other = beats(root)["n1"]["incarnation"]
+
+    def untouched() -> bool:
+        return states(ctl, root)["n1"] == "ready" and beats(root)["n1"]["incarnation"] == other
+
     file.write_text("def grade(x:\n")
     done = ctl("restart", "--rolling", "--root", str(root), **env)
     assert done.returncode == 5, done.stderr
@@ -275,13 +280,13 @@ def test_a_rolling_restart_ends_at_the_first_failure(ctl: Ctl) -> None:
     assert sentence.startswith("ctl: the restart ends at n0: host n0: ")
     assert "SyntaxError" in sentence
     assert sentence.endswith("restarted before: none; not touched: n1")
-    assert states(ctl, root)["n1"] == "ready"
+    wait_until(untouched)
     plain = ctl("restart", "--root", str(root))
     assert plain.returncode == 2 and "--rolling" in plain.stderr
     # With nobody else to serve the run, the next one is not taken down either.
-    again = ctl("restart", "--rolling", "--ready-timeout", "3s", "--root", str(root), **env)
+    again = ctl("restart", "--rolling", "--ready-timeout", "100s", "--root", str(root), **env)
     assert again.returncode == 5
-    assert states(ctl, root)["n1"] == "ready"
+    wait_until(untouched)
 
 
 def test_an_idle_worker_returns_what_a_life_left_that_is_over(
