@@ -74,23 +74,37 @@ def _read(
     return True
 
 
+def _summing(widened: Callable[[Any], Any]) -> Callable[..., None]:
+    """A loop that sums numbers of the type that `widened` makes numbers of."""
+
+    @inlined
+    def add(rows: Any, start: int, stop: int, weights: NDArray[np.float64], total: Any) -> None:
+        """Put Σ weights[k] rows[k, start:stop] into `total`."""
+        count, k = len(rows), 0
+        total[:] = 0.0
+        while k + 3 < count:  # four at a time: a sum is loaded and stored a quarter as often
+            a, b = rows[k, start:stop], rows[k + 1, start:stop]
+            c, d = rows[k + 2, start:stop], rows[k + 3, start:stop]
+            u, v, w, x = weights[k], weights[k + 1], weights[k + 2], weights[k + 3]
+            for j in range(len(total)):
+                half = total[j] + u * widened(a[j]) + v * widened(b[j])
+                total[j] = half + w * widened(c[j]) + x * widened(d[j])
+            k += 4
+        while k < count:
+            a, u = rows[k, start:stop], weights[k]
+            for j in range(len(total)):
+                total[j] += u * widened(a[j])
+            k += 1
+
+    return add
+
+
 @inlined
-def _sum_floats(rows: Any, start: int, stop: int, weights: NDArray[np.float64], total: Any) -> None:
-    """Put Σ weights[k] rows[k, start:stop] into `total`."""
-    count, k = len(rows), 0
-    total[:] = 0.0
-    while k + 3 < count:  # four at a time: a sum is loaded and stored a quarter as often
-        a, b = rows[k, start:stop], rows[k + 1, start:stop]
-        c, d = rows[k + 2, start:stop], rows[k + 3, start:stop]
-        u, v, w, x = weights[k], weights[k + 1], weights[k + 2], weights[k + 3]
-        for j in range(len(total)):
-            total[j] = total[j] + u * a[j] + v * b[j] + w * c[j] + x * d[j]
-        k += 4
-    while k < count:
-        a, u = rows[k, start:stop], weights[k]
-        for j in range(len(total)):
-            total[j] += u * a[j]
-        k += 1
+def _itself(number: Any) -> Any:
+    return number
+
+
+_sum_floats = _summing(_itself)
 
 
 @compiled("boolean(int64[::1], int64[::1], float32[:,::1], float64[::1], float64, float32[::1])")
@@ -123,30 +137,11 @@ def mean_of_floats(
 
 @inlined
 def _float(bits: int) -> Any:
-    """The float64 of the bits of a bfloat16, which are the upper half of a float32."""
-    return np.float64(np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32))
+    """The float32 whose upper half these bits of a bfloat16 are."""
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
 
-@inlined
-def _sum_bfloats(
-    rows: Any, start: int, stop: int, weights: NDArray[np.float64], total: Any
-) -> None:
-    """The same for the bits of bfloat16 numbers."""
-    count, k = len(rows), 0
-    total[:] = 0.0
-    while k + 3 < count:
-        a, b = rows[k, start:stop], rows[k + 1, start:stop]
-        c, d = rows[k + 2, start:stop], rows[k + 3, start:stop]
-        u, v, w, x = weights[k], weights[k + 1], weights[k + 2], weights[k + 3]
-        for j in range(len(total)):
-            first = total[j] + u * _float(a[j]) + v * _float(b[j])
-            total[j] = first + w * _float(c[j]) + x * _float(d[j])
-        k += 4
-    while k < count:
-        a, u = rows[k, start:stop], weights[k]
-        for j in range(len(total)):
-            total[j] += u * _float(a[j])
-        k += 1
+_sum_bfloats = _summing(_float)
 
 
 @compiled("boolean(int64[::1], int64[::1], uint16[:,::1], float64[::1], float64, uint16[::1])")
