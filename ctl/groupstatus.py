@@ -16,7 +16,13 @@ from fsworker.protocol import federation, rounds
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye, View
 from fsworker.protocol.layout import groups
-from fsworker.protocol.records.round import AggregatorBeat, GroupReport, Plan, Times
+from fsworker.protocol.records.round import (
+    AggregatorBeat,
+    GroupReport,
+    Plan,
+    Times,
+    terms_problem,
+)
 from fsworker.protocol.rounds import Decision
 
 SILENT, SILENT_AT_WORK = 20.0, 900.0
@@ -102,12 +108,13 @@ class Closed:
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """A group now, and its last rounds, the newest first."""
+    """A group now, and its last rounds, the newest first. `wrong` is what no aggregator can do."""
 
     view: View
     decision: Decision
     report: GroupReport | None
     closed: Sequence[Closed]
+    wrong: str | None = None
 
     @property
     def told(self) -> str:
@@ -129,12 +136,14 @@ class GroupStatus:
     @property
     def why(self) -> str:
         """Why it is in its state, as a sentence's part."""
+        if self.wrong is not None:
+            return self.wrong
         return self.told if self.failed else self.decision.why
 
     @property
     def state(self) -> str:
         """In one word: that of the decision, or failed, merging, or finished."""
-        if self.failed:
+        if self.failed or self.wrong is not None:
             return "failed"
         if self.view.finished:
             return "finished"
@@ -192,7 +201,10 @@ def look(store: Store, group: str, beat: AggregatorBeat | None, last: int) -> Gr
     report = beat.groups.get(group) if beat is not None else None
     newest = view.round if view.plan is not None else view.round - 1
     closed = [_closed(eye, number) for number in range(newest, max(0, newest - last), -1)]
-    return GroupStatus(view, decision, report, [c for c in closed if c is not None])
+    wrong = None if view.finished else terms_problem(view.group)
+    if wrong is not None:
+        wrong = f"{store.path(groups.group_file(group))}: {wrong}"
+    return GroupStatus(view, decision, report, [c for c in closed if c is not None], wrong)
 
 
 def _closed(eye: GroupEye, number: int) -> Closed | None:

@@ -18,7 +18,7 @@ from fsworker.protocol.federation import Global
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.groupview import GroupEye, View
 from fsworker.protocol.layout import groups
-from fsworker.protocol.records.round import Group, Plan, Times
+from fsworker.protocol.records.round import Group, Plan, Times, terms_problem
 from fsworker.protocol.rounds import Decision
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,13 @@ def misfit(group: Group, base: Global | None, count: int) -> str | None:
     except UsageError as error:
         return str(error)
     return None
+
+
+def check_terms(store: Store, group: Group) -> None:
+    """FormatError for a group that asks for what there is not: somebody edited its file."""
+    if (problem := terms_problem(group)) is not None:
+        path = store.path(groups.group_file(group.group))
+        raise FormatError(f"{path}: {problem}", path=path)
 
 
 def make_plan(view: View, decision: Decision) -> Plan:

@@ -85,6 +85,8 @@ class GroupKeeper:
             self._clean(view)
         if view.finished:
             return self._finish(view)
+        if view.plan is None or self._hopeless:
+            closing.check_terms(self.store, view.group)
         if self._hopeless and self._hopeless[0] == view.plan:
             return self._close_anew(view)
         try:

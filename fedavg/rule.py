@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fsworker.errors import UsageError
+from fsworker.protocol.records.rules import Param
 
 Params = Mapping[str, float]
 State = dict[str, Tensor]
@@ -35,22 +36,6 @@ class Chunk:
     staleness: tuple[int, ...] = ()
     room: Tensor | None = None
 
-
-@dataclass(frozen=True)
-class Param:
-    """A parameter of a rule: its default and what it may be, `low` and `high` included.
-
-    `whole` wants an integer. A default of None is worked out from the number of participants.
-    """
-
-    default: float | None
-    low: float = 0.0
-    high: float = math.inf
-    whole: bool = False
-
-
-BELOW_ONE = math.nextafter(1, 0)
-ABOVE_ZERO = math.ulp(0.0)
 
 Apply = Callable[[Chunk, Params], tuple[Tensor, State]]
 """A chunk to the merged coordinates (n,) and the new state, float64."""
@@ -141,21 +126,6 @@ def bind(kind: Kind, params: Mapping[str, float | None]) -> Rule:
 
 
 def _value(kind: Kind, name: str, value: float | None) -> float | None:
-    param = kind.params[name]
-    if value is None and param.default is None:
-        return None
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or value is None or not param.low <= value <= param.high:
-        raise UsageError(f"rule {kind.name}: {name} = {value!r} {_range(param)}")
-    if param.whole and value != int(value):
-        raise UsageError(f"rule {kind.name}: {name} = {value!r} must be a whole number")
+    if (wrong := kind.params[name].problem(value)) is not None:
+        raise UsageError(f"rule {kind.name}: {name} = {value!r} {wrong}")
     return value
-
-
-def _range(param: Param) -> str:
-    low = "above 0" if param.low == ABOVE_ZERO else f"at least {param.low:g}"
-    if math.isinf(param.high):
-        return f"must be {low}"
-    below = param.high in (BELOW_ONE, BELOW_ONE / 2)
-    high = f"below {math.nextafter(param.high, 2):g}" if below else f"at most {param.high:g}"
-    return f"must be {low} and {high}"

@@ -1,9 +1,9 @@
 """The merge rules: pure functions from chunks of K models to a chunk of one, and their registry.
 
-To add a rule: write one function here, give it one line in RULES, and one row in the property test
-(`tests/unit/test_strategies.py`). A rule sees one chunk at a time, all of it in float64, and knows
-neither files nor keys, so it is right for every key if it is right for one coordinate. It may use
-the models' rows for its own ends.
+To add a rule: write one function here, give it one line in RULES, one for its parameters in
+`records.rules`, and one row in the property test (`tests/unit/test_strategies.py`). A rule sees one
+chunk at a time, all of it in float64, and knows neither files nor keys, so it is right for every
+key if it is right for one coordinate. It may use the models' rows for its own ends.
 
 Notation as in the papers: x is the global model that the round started from, w_k a participant's
 model, n_k its sample count, Δ = Σ n_k w_k / Σ n_k − x.
@@ -21,8 +21,9 @@ from torch import Tensor
 from fedavg import selection
 from fedavg.arithmetic import ordered, weighted_mean
 from fedavg.policy import Action
-from fedavg.rule import ABOVE_ZERO, BELOW_ONE, Chunk, Kind, Param, Params, Rule, State, bind
+from fedavg.rule import Chunk, Kind, Params, Rule, State, bind
 from fsworker.errors import UsageError
+from fsworker.protocol.records.rules import RULES as PARAMS
 
 
 def fedavg(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
@@ -127,18 +128,6 @@ def _check_trim(count: int, params: Mapping[str, float | None]) -> None:
         raise UsageError(f"trimming {beta:g} at each end leaves nothing of {count} participants")
 
 
-_LR, _OUTER = Param(1.0, ABOVE_ZERO), Param(0.7, ABOVE_ZERO)
-_DECAY = Param(0.9, 0, BELOW_ONE)
-_F, _M = Param(None, 0, whole=True), Param(None, 1, whole=True)
-
-
-def _adaptive_params(lr: float, beta1: float, beta2: float | None) -> dict[str, Param]:
-    params = {"lr": Param(lr, ABOVE_ZERO), "beta1": Param(beta1, 0, BELOW_ONE)}
-    if beta2 is not None:
-        params["beta2"] = Param(beta2, 0, BELOW_ONE)
-    return {**params, "tau": Param(1e-3, ABOVE_ZERO)}
-
-
 def _zero(p: Params) -> float:
     return 0.0
 
@@ -156,19 +145,19 @@ RULES: dict[str, Kind] = {
     kind.name: kind
     for kind in (
         Kind("fedavg", fedavg, mean=True),
-        Kind("fedavgm", fedavgm, {"beta": _DECAY, "lr": _LR}, {"v": _zero}, True),
-        Kind("fedadagrad", fedadagrad, _adaptive_params(0.1, 0.0, None), **_ADAPTIVE),
-        Kind("fedadam", fedadam, _adaptive_params(0.1, 0.9, 0.99), **_ADAPTIVE),
-        Kind("fedyogi", fedyogi, _adaptive_params(0.01, 0.9, 0.99), **_ADAPTIVE),
-        Kind("diloco", diloco, {"lr": _OUTER, "momentum": _DECAY}, {"b": _zero}, True),
-        Kind("fedbuff", fedbuff, {"lr": _LR}, needs_base=True, weighted=False),
+        Kind("fedavgm", fedavgm, PARAMS["fedavgm"], {"v": _zero}, True),
+        Kind("fedadagrad", fedadagrad, PARAMS["fedadagrad"], **_ADAPTIVE),
+        Kind("fedadam", fedadam, PARAMS["fedadam"], **_ADAPTIVE),
+        Kind("fedyogi", fedyogi, PARAMS["fedyogi"], **_ADAPTIVE),
+        Kind("diloco", diloco, PARAMS["diloco"], {"b": _zero}, True),
+        Kind("fedbuff", fedbuff, PARAMS["fedbuff"], needs_base=True, weighted=False),
         Kind("median", median, weighted=False, robust=True),
         Kind(
-            "trimmed-mean", trimmed_mean, {"beta": Param(0.2, 0, BELOW_ONE / 2)},
+            "trimmed-mean", trimmed_mean, PARAMS["trimmed-mean"],
             weighted=False, robust=True, check=_check_trim,
         ),
-        Kind("krum", fedavg, {"f": _F}, choose=selection.krum, **_CHOSEN),
-        Kind("multi-krum", fedavg, {"f": _F, "m": _M}, choose=selection.multi_krum, **_CHOSEN),
+        Kind("krum", fedavg, PARAMS["krum"], choose=selection.krum, **_CHOSEN),
+        Kind("multi-krum", fedavg, PARAMS["multi-krum"], choose=selection.multi_krum, **_CHOSEN),
     )
 }  # fmt: skip
 

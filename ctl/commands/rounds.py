@@ -15,8 +15,7 @@ from ctl.session import Session
 from fsworker.errors import FleetError, UsageError
 from fsworker.protocol import federation
 from fsworker.protocol.records.round import LATE, Group
-
-LORA = ("product", "factors")
+from fsworker.protocol.records.rules import LORA
 
 
 def _or(word: str, name: str, read: Callable[[Any], Any]) -> Read:

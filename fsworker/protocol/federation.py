@@ -20,8 +20,8 @@ from fsworker.protocol.records.round import (
     Member,
     Merge,
     Refusal,
-    rule_problem,
     sha256,
+    terms_problem,
 )
 
 R = TypeVar("R")
@@ -85,7 +85,7 @@ def create_group(store: Store, record: Group) -> Group:
     Refused when the group that is there has another size. One that does not know its last episode
     learns it.
     """
-    if (problem := record.problem() or rule_problem(record)) is not None:
+    if (problem := record.problem() or terms_problem(record)) is not None:
         raise UsageError(f"group {record.group!r:.80} cannot be made: {problem}")
     there = read_record(store, groups.group_file(record.group), Group)
     if there is None:
@@ -121,7 +121,7 @@ def edit_group(store: Store, group: str, **changes: Any) -> Group:
     if fixed := [name for name in changes if name in _FIXED]:
         raise UsageError(f"{fixed[0]} of a group cannot be changed")
     changed = replace(read_group(store, group), **changes)
-    if (problem := changed.problem() or rule_problem(changed)) is not None:
+    if (problem := changed.problem() or terms_problem(changed)) is not None:
         raise UsageError(f"group {group!r} cannot be changed: {problem}")
     path = groups.group_file(group)
     try:

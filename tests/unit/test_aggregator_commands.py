@@ -115,12 +115,60 @@ def test_rounds_say_why_a_group_fails(store: Store, capsys: pytest.CaptureFixtur
     aggregator.sweep()
     aggregator.beat()
     assert ctl.cli.main(["rounds"]) == 1
-    assert "round 1: failed: there is no merge rule 'nonesuch'" in capsys.readouterr().out
+    told = f"round 1: failed: {record}: field 'rule': there is no merge rule 'nonesuch'"
+    assert told in capsys.readouterr().out
     federation.edit_group(store, "g", rule="fedavg")
     aggregator.sweep()
     aggregator.beat(stopped=True)
     assert ctl.cli.main(["rounds", "--json"]) == 0
     assert json_of(capsys)["groups"][0]["state"] != "failed"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"rule": "fedavg"', '"rule": "fedavgg"', "field 'rule': there is no merge rule 'fedavgg'"),
+        ('"options": {}', '"options": {"lr": 0}', "field 'options': the rule fedavg has no option"),
+        ('"keys": {}', '"keys": {"*": "x"}', "field 'keys': pattern '*': there is no action 'x'"),
+        ('"lora": null', '"lora": "x"', "field 'lora' is 'x', which is none of"),
+    ],
+)
+def test_terms_that_cannot_be_are_told_before_anybody_uploads(
+    store: Store, capsys: pytest.CaptureFixture[str], old: str, new: str, told: str
+) -> None:
+    """Somebody edited the file, and no aggregator has looked at it yet; then one does."""
+    make_group(store, "ab")
+    record = Path(store.path(groups.group_file("g")))
+    assert old in record.read_text()
+    record.write_text(record.read_text().replace(old, new))
+    assert ctl.cli.main(["rounds"]) == 1
+    assert f"round 1: failed: {record}: {told}" in capsys.readouterr().out
+    assert ctl.cli.main(["rounds", "g", "--json"]) == 1
+    assert json_of(capsys)["groups"][0]["why"].startswith(f"{record}: {told}")
+    assert fedavg.cli.main(["once"]) == 1
+    assert f"g: round 0: failed: {record}: {told}" in capsys.readouterr().out
+    record.write_text(record.read_text().replace(new, old))
+    assert ctl.cli.main(["rounds"]) == fedavg.cli.main(["once"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"quorum": null', '"quorum": 3', "field 'quorum' must be 1 to 2, not 3"),
+        ('"deadline": null', '"deadline": "2h"', "field 'deadline' must be"),
+        ('"size": 2', '"size": 2,,', "is not valid JSON"),
+    ],
+)
+def test_a_file_that_is_no_group_is_told_before_anybody_uploads(
+    store: Store, capsys: pytest.CaptureFixture[str], old: str, new: str, told: str
+) -> None:
+    make_group(store, "ab")
+    record = Path(store.path(groups.group_file("g")))
+    record.write_text(record.read_text().replace(old, new))
+    for argv, code in ((["rounds"], 1), (["rounds", "g"], 8)):
+        assert ctl.cli.main(argv) == code
+        shown = "".join(capsys.readouterr())
+        assert str(record) in shown and told in shown
 
 
 def test_a_root_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,6 +300,9 @@ def test_terms_change_while_a_group_runs(store: Store, capsys: pytest.CaptureFix
         (["rounds", "g", "--quorum", "x"], 2, "whole number"),
         (["rounds", "g", "--deadline", "soon"], 2, "duration"),
         (["rounds", "g", "--option", "lr"], 2, "NAME=NUMBER"),
+        (["rounds", "g", "--rule", "fedadam", "--option", "lr=-1"], 2, "must be above 0"),
+        (["rounds", "g", "--rule", "fedadam", "--option", "lr=Infinity"], 2, "must be finite"),
+        (["rounds", "g", "--key", "*.step=most"], 2, "there is no action 'most'"),
         (["rounds", "nobody"], 3, "no group 'nobody'"),
     ],
 )

@@ -279,6 +279,10 @@ def test_what_no_group_can_be(tmp_path: Path, fields: dict[str, Any], words: str
         ({"rule": "nope"}, "there is no merge rule 'nope'"),
         ({"options": {"lr": 1.0}}, "fedavg has no option 'lr': it has none"),
         ({"rule": "krum", "options": {"q": 1}}, "krum has no option 'q': it has f"),
+        ({"rule": "fedadam", "options": {"lr": -1}}, "lr = -1 of the rule fedadam must be above 0"),
+        ({"rule": "fedadam", "options": {"lr": "1"}}, "field 'options': lr = '1' of the rule"),
+        ({"keys": {"*.step": "most"}}, "field 'keys': pattern '..step': there is no action 'most'"),
+        ({"lora": "sum"}, "field 'lora' is 'sum', which is none of: product, factors"),
     ],
 )
 def test_a_rule_that_there_is_not_is_refused_when_it_is_asked_for(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import trim_mean
 
+from fedavg import policy
 from fedavg.arithmetic import ordered, squared_distances, weighted_mean, widen
 from fedavg.rule import Chunk, Rule
 from fedavg.selection import scores
 from fedavg.strategies import RULES, rule
 from fedavg.weighting import weights_of
 from fsworker.errors import UsageError
-from fsworker.protocol.records import round as round_records
+from fsworker.protocol.records import rules
 
 pytestmark = pytest.mark.unit
 
@@ -382,6 +383,8 @@ def test_means_of_narrow_types_are_as_good_as_rounded_once() -> None:
         ("trimmed-mean", {"beta": 0.5}, "beta = 0.5 must be at least 0 and below 0.5"),
         ("krum", {"f": 1.5}, "f = 1.5 must be a whole number"),
         ("multi-krum", {"m": 0}, "m = 0 must be at least 1"),
+        ("fedavgm", {"lr": math.inf}, "lr = inf must be finite"),
+        ("krum", {"f": 10**400}, "must be finite"),
     ],
 )
 def test_a_wrong_parameter_is_named(name: str, params: Any, says: str) -> None:
@@ -411,6 +414,5 @@ def test_a_rule_survives_being_written_down(name: str) -> None:
 
 
 def test_what_groups_may_ask_for_is_what_there_is() -> None:
-    assert {name: set(kind.params) for name, kind in RULES.items()} == {
-        name: set(options) for name, options in round_records.RULES.items()
-    }
+    assert {name: kind.params for name, kind in RULES.items()} == rules.RULES
+    assert (policy.ACTIONS, get_args(policy.Lora)) == (rules.ACTIONS, rules.LORA)

@@ -13,6 +13,7 @@ from typing import Any
 
 from fsworker.errors import FormatError
 from fsworker.protocol.records.artifact import FileDigest, check_files, tree_digest
+from fsworker.protocol.records.rules import keys_problem, rule_problem
 from fsworker.protocol.records.run import _Record
 
 REJECT, DELTA = "reject", "delta"
@@ -25,23 +26,6 @@ MOST_SAMPLES = float(1 << 53)
 def sha256(data: bytes) -> str:
     """The SHA-256 of a record's bytes, in hex."""
     return hashlib.sha256(data).hexdigest()
-
-
-_ADAPTIVE = ("lr", "beta1", "beta2", "tau")
-RULES: dict[str, tuple[str, ...]] = {
-    "fedavg": (),
-    "fedavgm": ("beta", "lr"),
-    "fedadagrad": ("lr", "beta1", "tau"),
-    "fedadam": _ADAPTIVE,
-    "fedyogi": _ADAPTIVE,
-    "diloco": ("lr", "momentum"),
-    "fedbuff": ("lr",),
-    "median": (),
-    "trimmed-mean": ("beta",),
-    "krum": ("f",),
-    "multi-krum": ("f", "m"),
-}
-"""The merge rules and their options, for who asks for one; what they do is the aggregator's."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +82,12 @@ class Group(_Record):
         return None
 
 
-def rule_problem(group: Group) -> str | None:
-    """What is wrong with the rule that a group asks for; None when all is well."""
-    if group.rule not in RULES:
-        return f"there is no merge rule {group.rule!r:.40} (there are: {', '.join(RULES)})"
-    known = RULES[group.rule]
-    odd = next((name for name in group.options if name not in known), None)
-    if odd is not None:
-        has = f"it has {', '.join(known)}" if known else "it has none"
-        return f"the rule {group.rule} has no option {odd!r:.40}: {has}"
-    return None
+def terms_problem(group: Group) -> str | None:
+    """What no aggregator can do of what a group asks for, by field; None when all is well.
+
+    Apart from `Group.problem`, since a newer version may have rules that this one has not.
+    """
+    return rule_problem(group.rule, group.options) or keys_problem(group.keys, group.lora)
 
 
 @dataclass(frozen=True)
