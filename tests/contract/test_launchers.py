@@ -20,6 +20,7 @@ from fsworker.protocol.records.launch import LaunchRequest
 from fsworker.protocol.records.run import HostIdentity, Identity
 from tests.rigs import hosts
 from tests.rigs.stub import Stub
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.contract
 HOSTS = ["n1", "n2"]
@@ -159,7 +160,7 @@ def test_a_command_that_hangs_is_bounded_and_told(opened):
     launcher = opened(command_timeout=4.0)
     begun = time.monotonic()
     error = failure(lambda: launcher.probe("n1", "hang"))
-    assert time.monotonic() - begun < 12
+    assert time.monotonic() - begun < 100
     assert error.stage == "timeout"
     assert error.timed_out and error.transient
     assert "thinking" in str(error)
@@ -169,7 +170,7 @@ def test_a_command_that_hangs_is_bounded_and_told(opened):
 def test_a_reply_does_not_wait_for_those_who_keep_the_pipes(opened):
     begun = time.monotonic()
     assert opened().probe("n1", "linger").boot_id == "b"
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 100
 
 
 def test_many_threads_use_one_launcher(opened):
@@ -180,11 +181,9 @@ def test_many_threads_use_one_launcher(opened):
 
 def test_slow_hosts_are_slow_side_by_side(opened):
     launcher = opened()
-    begun = time.monotonic()
-    names = HOSTS * 4
-    found = fan_out(names, lambda host: launcher.start(host, request("slow:2")).worker_pid)
+    names = HOSTS * 4  # none of which answers before all were asked
+    found = fan_out(names, lambda host: launcher.start(host, request("meet:8")).worker_pid)
     assert [o.value for o in found] == [5] * 8
-    assert time.monotonic() - begun < 8.0
 
 
 def test_nothing_leaks(opened):
@@ -196,10 +195,7 @@ def test_nothing_leaks(opened):
         for root in ("/r", "crash"):
             _try(launcher, root)
     _try(launcher, "hang")
-    deadline = time.monotonic() + 10
-    while _more(_resources(), before) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not _more(_resources(), before)
+    wait_until(lambda: not _more(_resources(), before), what="the end of all it needed")
 
 
 def _try(launcher: Launcher, root: str) -> None:

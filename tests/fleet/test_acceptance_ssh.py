@@ -197,7 +197,10 @@ def test_eight_hosts_that_are_slow_to_launch_start_side_by_side(
     fleet: SshFleet, tmp_path: Path
 ) -> None:
     times = tmp_path / "times"
-    slow = f"exec 3>>'{times}'; date +'from %s.%N' >&3; sleep 2; date +'to %s.%N' >&3\n"
+    slow = (  # none gets through before all are there
+        f"exec 3>>'{times}'; date +'from %s.%N' >&3; "
+        f"while [ $(grep -c from '{times}') -lt 8 ]; do sleep 0.1; done; date +'to %s.%N' >&3\n"
+    )
     fleet.add_hosts(*(f"node{i}" for i in range(1, 9)), login=slow)
     begun = time.monotonic()
     fleet.up("--hosts", "node[1-8]", "--concurrency", "1")
@@ -208,6 +211,5 @@ def test_eight_hosts_that_are_slow_to_launch_start_side_by_side(
     assert len(begins) == len(ends) == 8
     print(f"launch delays from first to last: {max(ends) - min(begins):.1f} s; start: {took:.1f} s")
     assert max(begins) < min(ends), "there was a moment at which all eight were waiting"
-    assert max(ends) - min(begins) < 4
     assert len({procfs.read_stat(fleet.pid(f"node{i}")) for i in range(1, 9)}) == 8
     fleet.down()

@@ -68,7 +68,7 @@ def test_thirty_starts_return_in_time_and_outlive_their_connection(
         theirs = {os.getsid(pid) for pid in [*sessions, host.init_pid()]}
         fleet.kill(*sessions)
     print(f"starts took {min(took):.2f} to {max(took):.2f} s")
-    assert max(took) < 5
+    assert max(took) < 60
 
     assert sorted(others(host)) == sorted(ours), "they live on, and nothing else does"
     assert not theirs & {os.getsid(pid) for pid in ours}

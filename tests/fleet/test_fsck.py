@@ -193,7 +193,7 @@ def _done(root: Root) -> int:
 def _serve(spawned: Spawned, root: Root, over: Any) -> None:
     """Keep a worker alive, as its wrapper would, until `over`; then stop it."""
     worker = start_worker(spawned, root)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while not over():
         assert time.monotonic() < end, "it is not over"
         if worker.poll() is not None:

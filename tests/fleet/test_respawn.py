@@ -154,7 +154,7 @@ def test_the_default_pause_is_two_seconds(bench: Bench) -> None:
     bench.wait_lives(1)
     began = time.monotonic()
     bench.wait_lives(2)
-    assert 1.5 < time.monotonic() - began < 20
+    assert 1.5 < time.monotonic() - began < 100
 
 
 @pytest.mark.parametrize(
@@ -205,15 +205,15 @@ def test_told_in_two_ways_or_by_a_repeated_stop_it_does_not_kill(bench: Bench) -
 
 @pytest.mark.parametrize("how", ["term", "intent"])
 def test_a_stop_between_two_lives_prevents_the_next(bench: Bench, how: str) -> None:
-    report = bench.start("exit:1", "--retry-first", "5.0", "--retry-cap", "5.0")
-    wait_until(lambda: "next life in 5 s" in bench.wrap_log(), what="the pause")
+    report = bench.start("exit:1", "--retry-first", "600", "--retry-cap", "600")
+    wait_until(lambda: "next life in 600 s" in bench.wrap_log(), what="the pause")
     if how == "intent":
         bench.ctl("stop").write_text("")
     else:
         os.kill(report["wrap_pid"], signal.SIGTERM)
     began = time.monotonic()
     bench.wait_gone(report["wrap_pid"])
-    assert time.monotonic() - began < 4, "it did not wait for the end of the pause"
+    assert time.monotonic() - began < 100, "it did not wait for the end of the pause"
     assert len(bench.lives()) == 1
     assert not bench.ctl("wrap.pid").exists()
 

@@ -39,4 +39,4 @@ def test_sixty_sweeps_leave_nothing_behind_and_use_connections_again(tmp_path):
         assert made.logins("dying") >= 3
         # Connections come and go within a sweep: what leaks moves the middle, sweep by sweep.
         assert seen.growth(seen.threads) <= 4 and seen.growth(seen.files) <= 4
-        assert sorted(seen.took)[50] < 0.5, "no sweep waits for a host"
+        assert sorted(seen.took)[30] < 0.5, "no sweep waits for a host"

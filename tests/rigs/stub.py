@@ -23,8 +23,9 @@ if asked["verb"] == "start":
     notes = os.path.join(os.path.dirname(__file__), "starts")
     with open(notes, "a") as stream:
         stream.write(asked["host"] + " " + str(asked["launch"]) + "\\n")
-if mode == "slow":
-    time.sleep(float(value))
+if mode == "meet":
+    while len(open(notes).readlines()) < int(value):
+        time.sleep(0.02)
 if mode == "hang":
     print("thinking", flush=True)
     time.sleep(600)

@@ -338,8 +338,8 @@ def test_silence_and_a_goodbye_leave_a_name_free(tmp_path: Path) -> None:
     rootside.check_silent(run.store, "x", watch_for=0.2)
     beat(tmp_path, name="x", stopped=True)
     begun = time.monotonic()
-    rootside.check_silent(run.store, "x", watch_for=60.0)
-    assert time.monotonic() - begun < 30
+    rootside.check_silent(run.store, "x", watch_for=600.0)
+    assert time.monotonic() - begun < 100
 
 
 def leaving(**options: Any) -> Leaving:

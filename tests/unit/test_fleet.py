@@ -69,11 +69,10 @@ def test_never_more_than_width_at_once():
     assert most[0] == 4
 
 
-def test_eight_delayed_hosts_take_as_long_as_one():
-    begun = time.monotonic()
-    found = fan_out([f"n{i}" for i in range(8)], lambda host: time.sleep(1.0))
+def test_eight_hosts_are_asked_at_once():
+    together = threading.Barrier(8)  # none comes through before all are there
+    found = fan_out([f"n{i}" for i in range(8)], lambda host: together.wait(120))
     assert all(o.ok for o in found)
-    assert time.monotonic() - begun < 4.0
 
 
 def test_a_thread_that_never_returns_is_a_deadline_that_names_its_host():
@@ -81,9 +80,9 @@ def test_a_thread_that_never_returns_is_a_deadline_that_names_its_host():
     try:
         begun = time.monotonic()
         good, stuck = fan_out(
-            ["good", "stuck"], lambda host: host == "good" or release.wait(120), deadline=0.5
+            ["good", "stuck"], lambda host: host == "good" or release.wait(600), deadline=0.5
         )
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 100
         assert good.ok
         assert isinstance(stuck.error, DeadlineExceeded)
         assert stuck.error.host == "stuck"
@@ -119,12 +118,12 @@ def test_stuck_hosts_pass_on_their_places():
         begun = time.monotonic()
         found = fan_out(
             hosts,
-            lambda host: not host.startswith("stuck") or release.wait(120),
+            lambda host: not host.startswith("stuck") or release.wait(600),
             width=2,
             each=0.3,
-            deadline=30,
+            deadline=300,
         )
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 100
         assert [o.ok for o in found] == [False, False, *[True] * 6]
     finally:
         release.set()
@@ -135,7 +134,7 @@ def test_threads_do_not_pile_up():
     before = threading.active_count()
     for _ in range(50):
         fan_out(["a", "b", "c"], lambda host: host, deadline=10)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before

@@ -226,17 +226,19 @@ def test_trying_again_ends():
     begun = time.monotonic()
     with pytest.raises(LaunchError):
         launcher.probe("n1", "/r")
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 100
     assert len(launcher.steps) < 98
 
 
 def test_closing_ends_the_waiting_for_another_try():
-    launcher = Scripted(*[broken(transient=True)] * 99)
+    launcher = Scripted(
+        *[broken(transient=True)] * 99, timeouts=Timeouts(command=600.0, retry=600.0)
+    )
     threading.Timer(0.2, launcher.close).start()
     begun = time.monotonic()
     with pytest.raises(LaunchError):
         launcher.probe("n1", "/r")
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 100
 
 
 def test_a_verb_that_is_not_there_is_refused():
