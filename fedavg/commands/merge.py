@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsworker.errors import Refused, UsageError
-from fsworker.protocol.fsops import Store, storage_error
+from fedavg.targets import Target, named
+from fsworker.errors import UsageError
 
 if TYPE_CHECKING:
     from fedavg.checkpoint import Checkpoint
@@ -83,8 +83,11 @@ def _merge(
     ages = _numbers("--staleness", staleness, len(files)) or [0] * len(files)
     if state_out is not None and os.path.realpath(state_out) == os.path.realpath(out):
         raise UsageError(f"{out}: -o and --state-out name one file, and need two", path=out)
-    targets = [_Target(path, force) for path in (state_out, out) if path is not None]
-    with ExitStack() as stack:
+    given = [path for path in (state_out, out) if path is not None]
+    targets = [Target(path, force=force, hint="--force replaces it") for path in given]
+    for target in targets:
+        target.sweep()
+    with ExitStack() as stack, named(targets):
 
         def opened(path: str | None) -> Checkpoint | None:
             return None if path is None else stack.enter_context(_open(path))
@@ -154,33 +157,6 @@ def _numbers(option: str, text: str | None, count: int) -> list[Any] | None:
     if len(found) != count:
         raise UsageError(f"{option} has {len(found)} numbers for {count} files")
     return found
-
-
-class _Target:
-    """A file or folder that appears whole or not at all."""
-
-    def __init__(self, path: str, force: bool) -> None:
-        self._folder, self._name = os.path.split(os.path.abspath(path))
-        self.temporary = os.path.join(self._folder, f".{self._name}.tmp~{os.getpid()}")
-        if not os.path.isdir(self._folder):
-            raise UsageError(f"{self._folder}: there is no such folder", path=self._folder)
-        if not path:
-            raise UsageError("an output has no name: say which file to write")
-        special = os.path.exists(path) and not os.path.isfile(path)  # /dev/null would be replaced
-        if os.path.lexists(path) and (not force or special):
-            hint = "--force replaces it"
-            if special:
-                hint = "remove it first" if os.path.isdir(path) else "it is no regular file"
-            raise Refused(f"{path} exists: {hint}", path=path)
-
-    def publish(self) -> None:
-        """Give it its name."""
-        store = Store(self._folder)
-        try:
-            store.rename(os.path.basename(self.temporary), self._name)
-            store.sync_folder("")
-        except OSError as error:
-            raise storage_error(error, "write", f"{self._folder}/{self._name}") from error
 
 
 def _tell(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fsworker.errors import NotRunning, Refused
+from fedavg.targets import Target, named
+from fsworker.errors import NotRunning, UsageError
 
 if TYPE_CHECKING:
     from fsworker.protocol.groupview import GroupEye
@@ -42,9 +43,9 @@ def command(
     from fsworker.protocol.groupview import GroupEye
 
     store = open_root(root)
-    for path in (out, state_out):
-        if path is not None and os.path.lexists(path):
-            raise Refused(f"{path} exists: remove it first", path=path)
+    if state_out is not None and os.path.realpath(state_out) == os.path.realpath(out):
+        raise UsageError(f"{out}: -o and --state-out name one file, and need two", path=out)
+    model, state = Target(out), Target(out if state_out is None else state_out)
     eye = GroupEye(store, group)
     plan = eye.plan(number)
     if plan is None:
@@ -52,10 +53,14 @@ def command(
     plan = _under(eye, plan, rule, params)
     for contributor in plan.contributors:
         publishing.verify_contributor(store, group, contributor)
-    hidden = f"{os.path.abspath(out)}.state~{os.getpid()}"
-    publishing.compute(store, eye, plan, out, state_out or hidden, threads=threads)
-    if state_out is None and os.path.exists(hidden):
-        _drop(hidden)
+    model.sweep()
+    with named([model, state]):
+        publishing.compute(store, eye, plan, model.temporary, state.temporary, threads=threads)
+    if state_out is None:
+        state.drop()
+    elif os.path.exists(state.temporary):
+        state.publish()
+    model.publish()
     jobs = [c.job for c in plan.contributors]
     if as_json:
         told = {"out": out, "rule": plan.rule, "options": plan.options, "jobs": jobs}
@@ -80,10 +85,3 @@ def _under(eye: GroupEye, plan: Plan, name: str | None, params: tuple[str, ...])
     same = before is not None and before.merge.rule == rule.name
     state = before.merge.state_digest if before is not None and same else None
     return replace(plan, rule=rule.name, options=dict(rule.params), state=state)
-
-
-def _drop(path: str) -> None:
-    from fsworker.protocol.fsops import Store
-
-    folder, name = os.path.split(path)
-    Store(folder).remove_quietly(name)
