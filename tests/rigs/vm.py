@@ -26,9 +26,11 @@ from tests.support.waiting import gone, start_ticks, wait_until
 
 QEMU = "qemu-system-x86_64"
 _HARDWARE = shlex.split(
-    "-accel tcg,thread=single,tb-size=256 -cpu max -smp 1 -nographic -nodefaults -serial stdio "
+    "-accel tcg,thread=single,tb-size=512 -cpu max,-la57,-smap,-smep,-pku "
+    "-smp 1 -nographic -nodefaults -serial stdio "
     "-virtfs local,path=/,mount_tag=hostroot,security_model=none,readonly=on,multidevs=remap"
 )
+"""What costs an emulated processor much and protects nobody here is left out."""
 _SSH = ("-o", "ControlMaster=auto", "-o", "ControlPersist=yes", "-o", "LogLevel=ERROR")
 _LEASH = ("setpriv", "--pdeathsig", "KILL", "--")
 _PORTS: set[int] = set()
@@ -128,7 +130,7 @@ class Machine:
         self._forget_connection()
         self._monitor_path().unlink(missing_ok=True)
         argv = [QEMU, *_HARDWARE, "-m", str(self.memory), "-kernel", self.kernel]
-        words = f"console=ttyS0 quiet panic=-1 rig={self.rig} node={self.name}"
+        words = f"console=ttyS0 quiet panic=-1 mitigations=off rig={self.rig} node={self.name}"
         argv += ["-initrd", self.initrd, "-append", words]
         argv += ["-qmp", f"unix:{self._monitor_path()},server=on,wait=off"]
         argv += self._cards()

@@ -7,16 +7,23 @@ forgets everything when it is switched off.
 
 from __future__ import annotations
 
-import gzip
+import lzma
 import os
 import shutil
 import stat
 import subprocess
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 MODULES = ("virtio_pci", "virtio_net", "9p", "9pnet_virtio", "overlay", "nfsv4")
 BUSYBOX = "/bin/busybox"
 _KERNELS = Path("/boot")
+_PACKED: tuple[tuple[bytes, Callable[[bytes], bytes]], ...] = (
+    (b"\xfd7zXZ\x00", lambda data: lzma.LZMADecompressor().decompress(data)),
+    (b"\x1f\x8b\x08", lambda data: zlib.decompressobj(31).decompress(data)),
+)
+"""How a kernel is packed within its file: what it begins with, and what unpacks it."""
 _INIT = """#!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
@@ -59,7 +66,7 @@ def build(folder: Path) -> tuple[Path, Path]:
     found = kernel()
     assert found, missing()
     image, version = found
-    tree, target = folder / "initramfs", folder / "initrd.gz"
+    tree, target = folder / "initramfs", folder / "initrd"
     for name in ("bin", "proc", "sys", "dev", "lower", "rw", "new"):
         (tree / name).mkdir(parents=True)
     shutil.copy2(BUSYBOX, tree / "bin" / "busybox")
@@ -78,9 +85,32 @@ def build(folder: Path) -> tuple[Path, Path]:
         stdout=subprocess.PIPE,
         check=True,
     )
-    target.write_bytes(gzip.compress(packed.stdout, 1))
+    target.write_bytes(packed.stdout)
     shutil.rmtree(tree)
-    return image, target
+    return _unpacked(image, version, folder / "vmlinux"), target
+
+
+def _unpacked(image: Path, version: str, target: Path) -> Path:
+    """The kernel as it is in memory, where that can be had: else each boot unpacks it, emulated.
+
+    Unpacked it can be begun by way of PVH alone, which a kernel was built for or not.
+    """
+    config = image.with_name(f"config-{version}")
+    if not config.exists() or "CONFIG_PVH=y" not in config.read_text():
+        return image
+    data = image.read_bytes()
+    for begin, unpack in _PACKED:
+        at = data.find(begin)
+        if at < 0:
+            continue
+        try:
+            kernel = unpack(data[at:])
+        except (lzma.LZMAError, zlib.error):
+            continue  # these bytes stood there by chance
+        if kernel.startswith(b"\x7fELF"):
+            target.write_bytes(kernel)
+            return target
+    return image
 
 
 def _module_files(version: str) -> list[Path]:
