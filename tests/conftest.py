@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -23,6 +24,11 @@ IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if IN_CI else "local")
+
+# Who runs the tests in the background of a script has its shell ignore interrupts for them, and so
+# for every process that they start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from fsworker import Client
-from tests.support.ctlrun import Ctl, json_lines
-from tests.support.waiting import kill_at_once, wait_until
+from tests.support.ctlrun import Ctl, beats, json_lines
+from tests.support.waiting import gone, kill_at_once, wait_until
 
 pytestmark = pytest.mark.fleet
 
@@ -54,10 +54,12 @@ def state(ctl: Ctl, root: Path, name: str) -> str:
 
 
 def wait_ready(ctl: Ctl, root: Path, name: str) -> None:
-    wait_until(
-        lambda: state(ctl, root, name) == "ready",
-        what=f"{name} in the run",
-    )
+    def ready() -> bool:
+        beat = beats(root).get(name)
+        return beat is not None and beat["ready"] and not gone(beat["pid"])
+
+    wait_until(ready, what=f"{name} in the run")
+    wait_until(lambda: state(ctl, root, name) == "ready", what="the same from ctl status")
 
 
 def test_members_by_name_and_by_token_work_beside_the_controllers_own(ctl: Ctl) -> None:

@@ -16,7 +16,7 @@ import fsworker
 from fsworker import Client
 from tests.rigs import hosts
 from tests.rigs.hosts import HostRig
-from tests.support.ctlrun import Ctl
+from tests.support.ctlrun import Ctl, beats
 from tests.support.sshfleet import SshFleet
 from tests.support.waiting import wait_until
 
@@ -134,24 +134,24 @@ def test_by_hand_with_spawned_slots_beside_installed_ones(
         argv = [bare, "worker.pyz", "attach", "--root", str(root), "--name", "guest"]
         (tmp_path / "teller.py").symlink_to(code / "teller.py")  # found in the current folder
         guest = ctl.spawned.start(argv, cwd=tmp_path, env=env)
-        wait_until(lambda: ready(ctl, root, "guest"), what="the guest")
-        first = ready(ctl, root, "guest")
+        wait_until(lambda: ready(root, "guest"), what="the guest")
+        first = ready(root, "guest")
         told = wait_until(lambda: both(served(root)), what="answers of both")
         assert told["guest"][0] == bare and told["guest"][1].startswith(f"{file}/fsworker/")
         assert str(file) not in told["localhost"][1]
 
         os.kill(int((root / "ctl" / "guest.pid").read_text()), 9)
-        wait_until(lambda: ready(ctl, root, "guest") not in (None, first), what="a new life")
+        wait_until(lambda: ready(root, "guest") not in (None, first), what="a new life")
         assert set(wait_until(lambda: both(served(root)), what="answers")) == {"guest", "localhost"}
         stopped = ctl("stop", "--root", str(root), "--grace", "100")
         assert stopped.returncode == 0, stopped.stderr
         assert guest.wait(120) == 0
 
 
-def ready(ctl: Ctl, root: Path, host: str) -> str | None:
+def ready(root: Path, host: str) -> str | None:
     """The incarnation of a host that is ready."""
-    found = [h for h in ctl.status(root)["hosts"] if h["host"] == host and h["state"] == "ready"]
-    return str(found[0]["raw"]["incarnation"]) if found else None
+    beat = beats(root).get(host, {"ready": False})
+    return str(beat["incarnation"]) if beat["ready"] else None
 
 
 def both(told: dict[str, list[Any]]) -> dict[str, list[Any]] | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ctlrun import Ctl
+from tests.support.ctlrun import Ctl, beats
 from tests.support.waiting import kill_at_once, wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
@@ -129,7 +129,8 @@ def test_clocks_of_hosts_that_are_wrong_restart_nobody_and_hide_nobody(ctl: Ctl)
         print(f"{host} is missed after {time.monotonic() - killed:.1f} s, the limit is {STALE} s")
         wait_until(lambda h=host: f"restart {h} rc=0" in log.read_text(), what="it is started anew")
     assert not any(f"restart {host}" in log.read_text() for host in ("good", "far"))
-    wait_until(lambda: ctl.status(root)["state"] == "running", what="all are ready")
+    wait_until(lambda: all(b["ready"] for b in beats(root).values()), what="all are ready")
+    wait_until(lambda: ctl.status(root)["state"] == "running", what="status says so")
     assert ctl("stop", "--root", str(root)).returncode == 0
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fsworker.protocol import layout
-from tests.support.ctlrun import ECHO, Ctl, json_lines, started
+from tests.support.ctlrun import ECHO, Ctl, beats, json_lines, started
 from tests.support.waiting import gone, kill_at_once, wait_until, with_environ
 
 pytestmark = pytest.mark.fleet
@@ -225,8 +225,9 @@ def test_a_detached_watcher_restarts_and_is_stopped_first(ctl: Ctl) -> None:
     watcher = ctl.spawned.track(int(pid_file.read_text()))
     assert os.getsid(watcher) == watcher
     kill_at_once(*pids_of(root, "localhost"))
-    wait_until(lambda: ctl.status(root)["hosts"][0]["raw"]["launch"] == 2, what="the restart")
-    wait_until(lambda: ctl.status(root)["state"] == "running", what="the new worker")
+    wait_until(lambda: beats(root)["localhost"]["launch"] == 2, what="the restart")
+    wait_until(lambda: beats(root)["localhost"]["ready"], what="the new worker")
+    assert ctl.status(root)["state"] == "running"
     stop = ctl("stop")
     assert stop.returncode == 0, stop.stderr
     assert gone(watcher)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.rigs import hosts
 from tests.rigs.hosts import HostRig
-from tests.support.ctlrun import ECHO, Ctl, started
+from tests.support.ctlrun import ECHO, Ctl, beats, started
 from tests.support.waiting import wait_until, with_environ
 
 pytestmark = pytest.mark.fleet
@@ -105,7 +105,7 @@ def test_the_controller_may_go_and_the_workers_stay(ctl: Ctl, rig: HostRig) -> N
     seq = ctl.status(root)["hosts"][0]["raw"]["seq"]
     sessions = ["sh", "-c", "ps -e -o pid=,args= | awk '/sshd: root/ && !/awk/ {print $1}'"]
     wait_until(lambda: not host.inside(*sessions).stdout.split(), what="the end of all sessions")
-    wait_until(lambda: ctl.status(root)["hosts"][0]["raw"]["seq"] > seq + 1, what="more beats")
+    wait_until(lambda: beats(root)["n1"]["seq"] > seq + 1, what="more beats")
     assert ctl("stop").returncode == 0
 
 

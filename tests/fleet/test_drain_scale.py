@@ -21,7 +21,7 @@ from fsworker.client import Client
 from fsworker.protocol import layout, ledger
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Owner
-from tests.support.ctlrun import ECHO, Ctl
+from tests.support.ctlrun import ECHO, Ctl, beats
 from tests.support.waiting import Spawned, gone, kill_at_once, wait_until
 from tests.support.workers import REPO, Root, log_of
 
@@ -46,11 +46,6 @@ def run_of(ctl: Ctl, hosts: str, *more: str) -> Path:
     root = ctl.runs / "run"
     ctl.start(root, "--hosts", hosts, "--fn", NOTE, *more)
     return root
-
-
-def beats(root: Path) -> dict[str, dict[str, Any]]:
-    names = [n for n in os.listdir(root / "status") if n.endswith(".json")]
-    return {n[:-5]: json.loads((root / "status" / n).read_bytes()) for n in names if n[0] != "."}
 
 
 def states(ctl: Ctl, root: Path) -> dict[str, str]:

@@ -40,13 +40,21 @@ DESCRIPTORS = ("write", "pwrite", "pwritev", "fsync", "fchmod", "ftruncate", "cl
 
 
 def live(
-    root: str, at: int | None, act: Callable[[], None], left_out: Collection[str] = ()
+    root: str,
+    at: int | None,
+    act: Callable[[], None],
+    left_out: Collection[str] = (),
+    told: Callable[[int], None] | None = None,
 ) -> None:
-    """Aggregate until every group is finished; before call number `at`, `act`. Never returns."""
-    if at is not None:
-        _watch(root, at, act, left_out)
+    """Aggregate until every group is finished; before call number `at`, `act`. Never returns.
+
+    At its end it may tell how many calls there were.
+    """
+    count = _watch(root, at, act, left_out) if at is not None else None
     aggregator = Aggregator(Store(root), threads=1)
     if finishes(aggregator):
+        if told is not None and count is not None:
+            told(count())
         os._exit(0)
     sys.stderr.write(f"not finished: {aggregator.reports}\n")
     os._exit(1)
@@ -61,8 +69,10 @@ def finishes(aggregator: Aggregator) -> bool:
     return False
 
 
-def _watch(root: str, at: int, act: Callable[[], None], left_out: Collection[str]) -> None:
-    """Count the calls that touch the root, whoever makes them."""
+def _watch(
+    root: str, at: int, act: Callable[[], None], left_out: Collection[str]
+) -> Callable[[], int]:
+    """Count the calls that touch the root, whoever makes them; gives what tells how many."""
     count, descriptors = 0, set()
 
     def called() -> None:
@@ -105,6 +115,7 @@ def _watch(root: str, at: int, act: Callable[[], None], left_out: Collection[str
     for name in set(DESCRIPTORS).difference(left_out):
         setattr(os, name, on_descriptor(getattr(os, name)))
     os.open = opened
+    return lambda: count
 
 
 def fork(run: Callable[[], None]) -> int:

@@ -77,6 +77,12 @@ class Ctl:
         return value
 
 
+def beats(root: Path) -> dict[str, dict[str, Any]]:
+    """The heartbeats of a run by host. Who waits for one asks them, not a process of `ctl`."""
+    names = [n for n in os.listdir(root / "status") if n.endswith(".json") and n[0] != "."]
+    return {n[:-5]: json.loads((root / "status" / n).read_bytes()) for n in names}
+
+
 def json_lines(text: str) -> list[dict[str, Any]]:
     """The lines that scripts take: those that begin with a brace."""
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]

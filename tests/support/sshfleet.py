@@ -16,7 +16,7 @@ from typing import Any
 from fsworker import procfs
 from fsworker.life import hostlock
 from tests.rigs.hosts import Host, HostRig
-from tests.support.ctlrun import Ctl, json_lines
+from tests.support.ctlrun import Ctl, beats, json_lines
 from tests.support.waiting import gone, kill_at_once, wait_until
 
 COUNT = "tests.support.counting:count"
@@ -112,6 +112,8 @@ class SshFleet(Ctl):
         """What `ctl status` says once all is well."""
 
         def look() -> dict[str, Any] | None:
+            if not all(beat["ready"] for beat in beats(self.root).values()):
+                return None
             status = self.status(self.root)
             return status if status["exit_code"] == 0 else None
 

@@ -139,7 +139,7 @@ def test_an_interrupt_at_any_time_leaves_without_a_traceback(tmp_path: Path) -> 
     last = int(whole.stdout.split()[-1])
     for at in range(1, last, last // 14):
         ended = interrupted(at)
-        assert (ended.returncode, ended.stderr) == (130, b"ctl: interrupted\n"), (at, last)
+        assert (ended.returncode, ended.stderr) == (130, b"ctl: interrupted\n"), (at, ended)
     for at in (last, last + 2):  # when all is told: Python may have let go of its handlers
         ended = interrupted(at)
         assert b"Traceback" not in ended.stderr and ended.returncode in (3, 130, -signal.SIGINT)
