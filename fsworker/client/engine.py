@@ -61,7 +61,7 @@ class Engine:
         self.shelf = Shelf(store, self._encoded, self.incarnation)
         self.routes = Routes(store, manifest)
         self._shortage = Shortage(self.routes, settings.no_worker_timeout)
-        parts = (self._transit, self._books, self.known, self.routes)
+        parts = (self._transit, self._books, self.known, self.routes, self._news.set)
         size = settings.batch_size
         self._sending = Sending(store, manifest, self.stream, self.incarnation, size, *parts)
         self._queue = self._sending.queue
@@ -159,7 +159,7 @@ class Engine:
             self._cancel_rest()
 
     def _cancel_rest(self) -> None:
-        self._transit.answered(self._queue.cancel())
+        self._transit.answered(self._sending.cancel())
 
     def _await_room(self) -> bool:
         """Wait until something can be sent; False when there will be nothing more."""

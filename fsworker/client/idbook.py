@@ -50,6 +50,7 @@ class IdBook:
         self._path = f"{self._folder}/.ids~{incarnation}.jsonl"
         self._journal = journal
         self._written = 0
+        self._torn = False
 
     def load(self) -> None:
         """Go on from what earlier clients of the stream noted. Raises OSError."""
@@ -111,7 +112,8 @@ class IdBook:
                         if all(task in self.had for task in self.batches[batch]):
                             self._drop(batch)
         except ValueError:
-            log.info("a line of a journal of ids was cut: %.100r", line)
+            if line:
+                log.info("a line of a journal of ids was cut: %.100r", line)
 
     def _add(self, batch: str, ids: list[TaskId]) -> None:
         self.batches[batch] = ids
@@ -141,7 +143,9 @@ class IdBook:
     def _write(self, entry: list[object]) -> None:
         if not self._journal:
             return
-        self._store.append_line(self._path, _line(entry))
+        line, self._torn = b"\n" * self._torn + _line(entry), True
+        self._store.append_line(self._path, line)  # if it fails, a part of it may be there
+        self._torn = False
         self._written += len(entry[-1]) if isinstance(entry[-1], list) else 1
         if self._written > 4 * KEPT:
             self._store.publish(self._path, self._snapshot())

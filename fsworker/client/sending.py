@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections.abc import Callable
 
 from fsworker.client.bookkeeping import Bookkeeping
 from fsworker.client.known import KnownIds
@@ -21,13 +22,16 @@ from fsworker.client.terms import USUAL, Lane
 from fsworker.client.transit import Transit
 from fsworker.errors import FleetError
 from fsworker.protocol import layout, segment, turns
-from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import Token
 from fsworker.protocol.records.needs import DIGEST_LENGTH
 from fsworker.protocol.records.run import Manifest
 from fsworker.protocol.segment import Segment
 
 log = logging.getLogger(__name__)
+
+ROOM_PATIENCE = 300.0
+"""Seconds for which a disk may be full before what cannot be sent fails, as results do."""
 
 AHEAD = 4
 """Batches per shard, and tasks per slot, that are on their way at most: enough to keep workers
@@ -48,6 +52,7 @@ class Sending:
         books: Bookkeeping,
         known: KnownIds,
         routes: Routes,
+        news: Callable[[], object],
     ) -> None:
         self.shards = [w.shard for w in manifest.workers] or list(range(manifest.shard_count))
         self.sizer = Sizer(sizes, len(self.shards))
@@ -59,7 +64,12 @@ class Sending:
         self._books = books
         self._known = known
         self._routes = routes
-        self._submitter = Submitter(store, incarnation)
+        self._news = news
+        self._submitter = Submitter(
+            store, incarnation, room_patience=ROOM_PATIENCE, given_up=self._is_unwanted
+        )
+        self._current: str | None = None
+        self._cancelled = False
         self._numbers = itertools.count()
         self._next_shard = int(incarnation, 16) % len(self.shards)
         self._homes = {w.host: w.shard for w in manifest.workers}
@@ -87,6 +97,11 @@ class Sending:
     def heard(self, host: object) -> None:
         """A worker answered: for a moment it looks for work more often than those that rest."""
         self._awake = self._homes.get(host) if isinstance(host, str) else None
+
+    def cancel(self) -> int:
+        """Cancel what was not sent, and wait for no room for what is being sent; how many tasks."""
+        self._cancelled = True
+        return self.queue.cancel()
 
     def send(self) -> bool:
         """Send what fits, or fail what cannot be sent; whether a batch was submitted."""
@@ -121,6 +136,7 @@ class Sending:
         # Known before it is submitted: its results may be there before `enqueue` returns.
         self._transit.register(token.batch, outgoing.receiver, lane.needs)
         self._books.sent(token.batch, len(outgoing.records))
+        self._current = token.batch
         try:
             self._note_ids(token.batch, outgoing)
             self._submitter.prepare(token, self._encode(outgoing))
@@ -134,11 +150,15 @@ class Sending:
         return shard
 
     def _note_ids(self, batch: str, outgoing: Outgoing) -> None:
-        if outgoing.ids:
-            try:
-                self._known.sent(batch, outgoing.ids)
-            except OSError as error:
-                raise storage_error(error, "note the ids of", batch) from None
+        if ids := outgoing.ids:
+            where = f"{layout.outbox_dir(self._encoded)}/{batch}"
+            self._submitter.insist(lambda: self._known.sent(batch, ids), "note the ids of", where)
+
+    def _is_unwanted(self) -> bool:
+        """Whether nobody waits any more for what is being sent: it was failed, or all is over."""
+        self._news()  # so that somebody sees whether there are workers to wait for
+        current = self._current
+        return self._cancelled or (current is not None and current not in self._transit)
 
     def _choose(self, needs: str) -> int:
         if needs and (chosen := self._routes.shard(needs)) is not None:

@@ -24,8 +24,16 @@ log = logging.getLogger(__name__)
 PATIENCE = 20.0
 """Seconds that a storage may refuse before its refusal is passed on."""
 
-_FINAL = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG}
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_FINAL = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG}
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+_REMIND = 30.0
+"""Seconds after which it is said again that there is no room."""
+
+
+def never() -> bool:
+    """Whether there is nobody left who waits: there is."""
+    return False
 
 
 class Submitter:
@@ -33,7 +41,8 @@ class Submitter:
 
     `unique` is a part of the names of temporaries: two processes that share it must never live at
     the same time. Without `withdraw` a batch that the storage refuses to rename stays prepared, to
-    be submitted later under the same names.
+    be submitted later under the same names. A storage without room is asked again for
+    `room_patience` seconds since it last took something, unless `given_up()`.
     """
 
     def __init__(
@@ -43,16 +52,21 @@ class Submitter:
         *,
         withdraw: bool = True,
         patience: float = PATIENCE,
+        room_patience: float = 0.0,
+        given_up: Callable[[], bool] = never,
     ) -> None:
         self._store = store
         self._unique = unique
         self._may_withdraw = withdraw
         self._patience = patience
+        self._room_patience, self._given_up = room_patience, given_up
+        self._full_since: float | None = None
+        self._said = -_REMIND
 
     def open_stream(self, stream: str) -> None:
         """Make the folder of a stream (encoded name), which must be there before any result."""
         folder = layout.outbox_dir(stream)
-        self._insist(lambda: self._store.mkdir(folder), "make", folder)
+        self.insist(lambda: self._store.mkdir(folder), "make", folder)
 
     def temporary(self, token: Token) -> str:
         """Where a batch lies while it is prepared."""
@@ -60,12 +74,17 @@ class Submitter:
 
     def prepare(self, token: Token, data: bytes) -> None:
         """Write a batch where no worker looks yet. When it raises, nothing was submitted."""
-        verb = ledger.prepare_submission
-        self._insist(
-            lambda: self._store.run(verb(token, self._unique, data)),
-            "write",
-            layout.inbox_path(token),
-        )
+
+        def write() -> None:
+            try:
+                self._store.run(ledger.prepare_submission(token, self._unique, data))
+            except OSError as error:
+                if error.errno == errno.ENOSPC and len(data) > self._store.capacity():
+                    words = "it is larger than that filesystem"
+                    raise OSError(errno.EFBIG, words, error.filename) from None
+                raise
+
+        self.insist(write, "write", layout.inbox_path(token))
 
     def enqueue(self, token: Token) -> None:
         """Submit a prepared batch, or one that may have been submitted before.
@@ -88,7 +107,7 @@ class Submitter:
         """Make what was put into these inboxes outlive a crash of the file server."""
         for shard in sorted(set(shards)):
             folder = layout.inbox_dir(shard)
-            self._insist(partial(self._store.sync_folder, folder), "sync", folder)
+            self.insist(partial(self._store.sync_folder, folder), "sync", folder)
 
     def _withdraw(self, temp: str) -> bool:
         if not self._may_withdraw:
@@ -98,25 +117,38 @@ class Submitter:
         except OSError:
             return False
 
-    def _insist(self, action: Callable[[], object], doing: str, rel: str) -> None:
+    def insist(self, action: Callable[[], object], doing: str, rel: str) -> None:
         """Do it, again while that may help; the refusal in words when it does not."""
         pause, end = _FIRST_PAUSE, time.monotonic() + self._patience
         while True:
             try:
                 action()
+                self._full_since = None
                 return
             except OSError as error:
-                if error.errno in _FINAL or time.monotonic() > end:
+                if self._is_final(error, end):
                     raise storage_error(error, doing, self._store.path(rel)) from None
                 if isinstance(error, (FileNotFoundError, NotADirectoryError)):
                     raise self._gone(rel) from None
                 pause = self._wait(pause, "cannot %s %s yet: %s", doing, rel, error)
+
+    def _is_final(self, error: OSError, end: float) -> bool:
+        """Whether nothing is to be hoped for: not by whoever waits, or not any longer."""
+        now = time.monotonic()
+        if error.errno not in _NO_ROOM:
+            return error.errno in _FINAL or now > end
+        if self._full_since is None:
+            self._full_since = now
+        return now - self._full_since >= self._room_patience or self._given_up()
 
     def _gone(self, rel: str) -> FleetError:
         root = self._store.root
         return NotRunning(f"there is no {rel.rpartition('/')[0]} in {root}: was the run removed?")
 
     def _wait(self, pause: float, why: str, *words: object) -> float:
-        log.log(logging.WARNING if pause >= _LONGEST_PAUSE else logging.DEBUG, why, *words)
+        now = time.monotonic()
+        aloud = pause >= _LONGEST_PAUSE and now - self._said >= _REMIND
+        self._said = now if aloud else self._said
+        log.log(logging.WARNING if aloud else logging.DEBUG, why, *words)
         time.sleep(pause)
         return min(pause * 2, _LONGEST_PAUSE)

@@ -157,7 +157,9 @@ class Store:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         fd = self._call("create", os.open, self.path(rel), flags, self._file_mode)
         try:
-            os.write(fd, line if line.endswith(b"\n") else line + b"\n")
+            view = memoryview(line if line.endswith(b"\n") else line + b"\n")
+            while view:  # a disk that gets full takes a part, and says so the next time
+                view = view[os.write(fd, view) :]
         finally:
             os.close(fd)
 

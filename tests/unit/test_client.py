@@ -634,13 +634,14 @@ def test_a_run_that_is_removed_is_named(root: Path, monkeypatch: pytest.MonkeyPa
             client.submit(FIRST, 1).result(120)
 
 
-def test_a_full_disk_fails_the_task_and_nothing_was_submitted(
+def test_a_disk_that_stays_full_fails_the_task_and_nothing_was_submitted(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one thing that cannot be had on request here: a file system that is full."""
     import errno
 
     real = Store.put
+    monkeypatch.setattr("fsworker.client.sending.ROOM_PATIENCE", 0.1)
 
     def put(self: Store, rel: str, data: bytes, *, durable: bool = True) -> None:
         if rel.startswith(layout.INBOX):
