@@ -82,8 +82,7 @@ def remove_leftovers(store: Store, group: str, *, alone: bool, now: float | None
             path, temporary = f"{folder}/{name}", name.startswith((".tmp~", ".probe~"))
             if temporary and ((alone and folder in own) or _old(store, path, now)):
                 log.info("removing %s, which was begun and not ended", store.path(path))
-                if not fsfolders.remove_tree(store, path):
-                    store.remove_quietly(path)
+                artifacts.clear_away(store, path)
 
 
 def _old(store: Store, path: str, now: float | None) -> bool:

@@ -61,7 +61,7 @@ def tidy(store: Store, job: str) -> None:
     folder = layout.jobs.job_dir(job)
     for name in federation.names(store, folder):
         if name.startswith(".tmp~") and layout.jobs.parse_after_name(name.rpartition("~")[2]):
-            artifacts.discard(store, f"{folder}/{name}")
+            artifacts.clear_away(store, f"{folder}/{name}")
 
 
 def inspect(store: Store, folder: str, wanted: str) -> tuple[Found, Summary] | None:

@@ -31,6 +31,7 @@ __all__ = [
     "Done",
     "FileDigest",
     "Latest",
+    "clear_away",
     "digest_files",
     "discard",
     "latest_verified",
@@ -114,6 +115,23 @@ def publish(store: Store, prepared: str, target: str) -> bool:
 def discard(store: Store, prepared: str) -> None:
     """Remove a prepared folder that will not be published; what cannot go is left to cleaners."""
     fsfolders.remove_tree(store, prepared)
+
+
+def clear_away(store: Store, hidden: str) -> None:
+    """Remove what somebody prepared who is believed to be dead; what cannot go stays.
+
+    By one rename first: if he lives, all of it is gone for him, and he cannot publish a folder that
+    lacks what was removed so far.
+    """
+    folder, _, name = hidden.rpartition("/")
+    final = name.rpartition("~")[2]
+    aside = layout.temporary(f"{folder}/{final}", f"{os.getpid()}-{secrets.token_hex(6)}")
+    try:
+        store.rename(hidden, aside)
+    except OSError:
+        return  # he published it, or another one clears it away; else the next time
+    if not fsfolders.remove_tree(store, aside):
+        store.remove_quietly(aside)
 
 
 def _rename(store: Store, prepared: str, target: str) -> bool:

@@ -1,0 +1,53 @@
+"""Two aggregators at work at once, of which one is killed at any of its calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.test_aggregator import template
+
+pytestmark = pytest.mark.fleet
+
+REPO = Path(__file__).parents[2]
+LONG = bool(os.environ.get("SHARDFLEET_LONG"))
+LIVES = 0 if LONG else 60
+"""Calls at which one is killed; 0: at every one."""
+
+
+@pytest.fixture
+def fast() -> Iterator[Path]:
+    """A folder in memory where there is one."""
+    where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="aggregator-", dir=where))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.timeout(1800 if LONG else 600)
+def test_one_of_two_is_killed_and_each_round_is_published_once(fast: Path) -> None:
+    (fast / "work").mkdir()
+    seed = random.SystemRandom().randrange(1 << 30) if LONG else 5
+    argv = [sys.executable, "-m", "tests.support.aggregator_pairs", str(template(fast))]
+    done = subprocess.run(
+        [*argv, str(fast / "work"), str(seed), str(LIVES)],
+        cwd=REPO,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, (seed, done.stderr)
+    found = json.loads(done.stdout)
+    print(f"seed {seed}: {found}")
+    assert found["bad"] == [], (seed, found)
+    assert found["calls"] > 100 and found["lives"] == (LIVES or found["calls"])
+    assert found["killed"] > found["lives"] / 4 and found["stopped"] > found["lives"] / 4
