@@ -2,11 +2,13 @@
 
 A listing is a round trip and an inbox may hold thousands of names, so one listing is used up before
 the next is made. The home shard comes first, oldest work first; when it is empty, one foreign shard
-a look, newest work first, so that thieves and owners meet last. Workers that share a shard begin at
-different names. Shards that were adopted, since no host calls them home, take turns with the own
-one: what is sent there waits hardly longer, and an idle worker looks no more often. Looks are
-frequent after success and rare when idle: `HOME_IDLE` and `FOREIGN_IDLE` keep an idle worker within
-five calls a second on the root, heartbeat and stop intent included.
+a look, newest work first, so that thieves and owners meet last. Who goes through a foreign listing
+looks at home meanwhile, as often as if it were idle, and goes on there if something has come.
+Workers that share a shard begin at different names. Shards that were adopted, since no host calls
+them home, take turns with the own one: what is sent there waits hardly longer, and an idle worker
+looks no more often. Looks are frequent after success and rare when idle: `HOME_IDLE` and
+`FOREIGN_IDLE` keep an idle worker within five calls a second on the root, heartbeat and stop intent
+included.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class Intake:
         self._sharers = len(sharing)
         self._rank = sharing.index(host)
         self._found: deque[Token] = deque()
-        self._listed = 0.0
+        self._listed = self._looked_home = 0.0
         self._lost = 0
         self._rest = 0.0
         self._claimed: float | None = None
@@ -109,9 +111,10 @@ class Intake:
             self._claimed = now
         if self._found and (self._lost >= LOST_RACES or now - self._listed > MAX_AGE):
             self._found.clear()
+        if self._found and self._found[0].shard not in self._homes:
+            self._home_first(now)
         if not self._found and now >= max(self.home.due, self._rest):
-            self._homes.rotate(-1)
-            self._look(self._homes[-1], now)
+            self._look_home(now)
             if not self._found:
                 self.home.wait(now)
         if not self._found and steal and self._foreign and now >= self.foreign.due:
@@ -136,6 +139,21 @@ class Intake:
     def hurry(self, now: float) -> None:
         """Slots became free: look at home soon."""
         self.home.hurry(now)
+
+    def _home_first(self, now: float) -> None:
+        """See whether something has come home since; else go on with the listing at hand."""
+        if now < max(self._looked_home + HOME_IDLE, self._rest):
+            return
+        foreign, listed, lost = self._found, self._listed, self._lost
+        self._found = deque()
+        self._look_home(now)
+        if not self._found:
+            self._found, self._listed, self._lost = foreign, listed, lost
+
+    def _look_home(self, now: float) -> None:
+        self._looked_home = now
+        self._homes.rotate(-1)
+        self._look(self._homes[-1], now)
 
     def _look(self, shard: int, now: float) -> None:
         try:
