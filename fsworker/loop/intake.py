@@ -113,11 +113,13 @@ class Intake:
             self._found.clear()
         if self._found and self._found[0].shard not in self._homes:
             self._home_first(now)
-        if not self._found and now >= max(self.home.due, self._rest):
+        steals = steal and self._foreign and now >= self.foreign.due
+        # Right before it steals, too: what is at home costs others nothing.
+        if not self._found and now >= max(0.0 if steals else self.home.due, self._rest):
             self._look_home(now)
             if not self._found:
                 self.home.wait(now)
-        if not self._found and steal and self._foreign and now >= self.foreign.due:
+        if not self._found and steals:
             self._look(self._foreign[0], now)
             if not self._found:
                 self._foreign.append(self._foreign.pop(0))

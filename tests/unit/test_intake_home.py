@@ -48,6 +48,18 @@ def test_what_comes_home_is_taken_before_the_rest_of_a_foreign_listing(
     assert [take(intake, HOME_IDLE + now) for now in (0.01, 0.02)] == [0, 0]
 
 
+def test_home_is_looked_at_right_before_a_foreign_shard(intake: Intake, tmp_path: Path) -> None:
+    intake.foreign.due = 100.0
+    now = 0.0
+    while now < 10.0:
+        assert intake.next(now, steal=True) is None
+        now = intake.due
+    put(tmp_path, 0, 500)
+    intake.foreign.due = now - HOME_IDLE / 2
+    assert intake.home.due > intake.foreign.due
+    assert take(intake, now - HOME_IDLE / 2) == 0
+
+
 def test_while_nothing_comes_home_the_listing_is_used_up(intake: Intake) -> None:
     """And looks at home are no more than those of a worker that is idle."""
     store, seconds = intake._store, 2.0
