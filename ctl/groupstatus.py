@@ -29,6 +29,7 @@ SILENT, SILENT_AT_WORK = 20.0, 900.0
 """Seconds without a beat after which an aggregator counts as silent; the second one for one that
 said it would read an upload or merge."""
 AT_WORK = ("reading", "merging")
+TROUBLED = ("failed", "stuck")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,14 @@ class Aggregator:
             return []
         return sorted(g for g, report in self.beat.groups.items() if report.state == "absent")
 
+    @property
+    def troubles(self) -> dict[str, str]:
+        """Why groups that it looks after do not go on by themselves, as it said last, by group."""
+        if self.beat is None or self.beat.stopped:
+            return {}
+        found = sorted(self.beat.groups.items())
+        return {g: f"{r.state}: {r.why}" for g, r in found if r.state in TROUBLED}
+
     def fields(self) -> dict[str, Any] | None:
         """Its JSON object."""
         if self.beat is None:
@@ -70,7 +79,7 @@ class Aggregator:
         beat = self.beat
         return {
             "host": beat.host, "pid": beat.pid, "age_s": self.age, "stopped": beat.stopped,
-            "alive": self.alive, "waits_for": self.waits_for,
+            "alive": self.alive, "waits_for": self.waits_for, "troubles": self.troubles,
         }  # fmt: skip
 
 

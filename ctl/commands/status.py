@@ -134,6 +134,8 @@ def _table(run: roots.Run, look: statusview.Look) -> None:
         print(f"  job {job['job']}: {job['state']} {where} ({job['member']})")
     if (merging := groupstatus.aggregator(run.store)).beat is not None:
         print(f"  {render.clean(merging.words)}; see ctl rounds")
+        for group, words in merging.troubles.items():
+            print(f"  group {render.clean(group)}: {render.clean(words)}")
     for line in (*_drift(run, look).lines, *bundle_terms.lines(_bundle(run, look))):
         print(f"  {render.clean(line)}")
     for name in look.strangers:

@@ -10,6 +10,7 @@ import pytest
 
 import ctl.cli
 import fedavg.cli
+from ctl import render
 from fedavg import keeper, publishing
 from fedavg.aggregator import Aggregator
 from fsworker.protocol import federation
@@ -58,7 +59,10 @@ def closed_too_far(store: Store, *, alone: bool = True) -> Aggregator:
 
 
 def test_it_is_told_with_what_to_do_and_merged_once(
-    store: Store, merges: list[int], capsys: pytest.CaptureFixture[str]
+    store: Store,
+    merges: list[int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     aggregator = closed_too_far(store)
     for _ in range(3):
@@ -69,6 +73,14 @@ def test_it_is_told_with_what_to_do_and_merged_once(
     said = capsys.readouterr().out
     assert "failed: round 2 cannot be merged by fedavgm: fedavgm takes" in said
     assert "ctl rounds g --rule NAME, or --option lr=…" in said and "reopen" not in said
+    monkeypatch.setattr(render, "on_terminal", lambda: True)
+    ctl.cli.main(["status"])
+    assert "group g: failed: round 2 cannot be merged by fedavgm" in capsys.readouterr().out
+    ctl.cli.main(["status", "--json"])
+    assert "g" in json.loads(capsys.readouterr().out)["aggregator"]["troubles"]
+    aggregator.beat(stopped=True)
+    ctl.cli.main(["status"])
+    assert "group g" not in capsys.readouterr().out
 
 
 def test_other_groups_go_on(store: Store) -> None:
