@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cluster.calls import close_all, prepare
+from tests.cluster.fleets import Fleets
+from tests.cluster.ground import Run
 from tests.rigs import vmcluster
 from tests.rigs.vmcluster import Cluster
+from tests.support.budget import Budget
 
 LONG = os.environ.get("SHARDFLEET_LONG", "") not in ("", "0")
 """Whether there is time: `make test-cluster-long`."""
 
-BUDGET = float(os.environ.get("SHARDFLEET_BUDGET") or math.inf)
+BUDGET = os.environ.get("SHARDFLEET_BUDGET")
 """Seconds that all tests of this level may take together; what is left over then fails."""
 
 OTHERS = ("test_slurm.py", "test_systemd.py")
 """What needs no machines, and waits most of the time: a process beside may do it."""
 
-LAST = "test_chaos.py"
-"""It resets machines, which then have nothing in their caches, and takes as long as it takes."""
+ORDER = (
+    "test_agent.py",
+    "test_training.py",
+    "test_whole_life.py",
+    "test_corners.py",
+    "test_machines.py",
+    "test_server.py",
+    "test_the_end.py",
+    *OTHERS,
+    "test_chaos.py",
+)
+"""One fleet lives through the tests from its start to its end; what it is measured by comes before
+there are watchers. Chaos is last: it resets machines, and takes as long as it takes."""
 
 HERE = Path(__file__).parent
-_BEGUN = time.monotonic()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out, without a skip, what only the long level has time for; chaos comes last."""
-    items.sort(key=lambda item: item.path.name == LAST)
+    """Put them in order; leave out, without a skip, what only the long level has time for."""
+    items.sort(key=lambda item: ORDER.index(item.path.name) if item.path.name in ORDER else -1)
     if LONG:
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
@@ -55,24 +67,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByRig(config, log)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """No test takes longer than what is left of the budget; before pytest-timeout looks."""
-    if HERE in item.path.parents and math.isfinite(BUDGET):
-        own = item.get_closest_marker("timeout")
-        seconds = min(own.args[0] if own else math.inf, max(1.0, _left()))
-        item.add_marker(pytest.mark.timeout(seconds), append=False)
-    return (yield)
+def pytest_configure(config: pytest.Config) -> None:
+    if BUDGET:
+        config.pluginmanager.register(Budget(float(BUDGET), HERE))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    if _left() <= 0:
-        pytest.fail(f"the {BUDGET:.0f} s for this level are spent: this test was not run", False)
+FAILED = pytest.StashKey[bool]()
 
 
-def _left() -> float:
-    return BUDGET - (time.monotonic() - _BEGUN)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, Any]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +88,9 @@ def cluster() -> Iterator[Cluster]:
     running = os.environ.get("SHARDFLEET_CLUSTER")
     if running:
         kept = Cluster.load(Path(running))
+        prepare(kept.head)
         yield kept
+        close_all()
         kept.save()  # machines that were switched off and on are other processes now
         return
     why = vmcluster.missing()
@@ -91,8 +100,25 @@ def cluster() -> Iterator[Cluster]:
     try:
         made = Cluster.boot(base / "rig")
         try:
+            prepare(made.head)
             yield made
         finally:
+            close_all()
             made.close()
     finally:
         shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def fleets(cluster: Cluster) -> Iterator[Fleets]:
+    made = Fleets(cluster)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fleet(request: pytest.FixtureRequest, fleets: Fleets) -> Iterator[Run]:
+    """The run that most tests share; whoever fails leaves it to nobody."""
+    yield fleets.get("fleet")
+    if request.node.stash.get(FAILED, False):
+        fleets.close()

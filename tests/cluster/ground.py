@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from tests.cluster.calls import prepared
 from tests.rigs.hosts import REPO
 from tests.rigs.vm import Machine
 from tests.rigs.vmcluster import Cluster
@@ -79,6 +80,7 @@ class Run:
     def __init__(self, cluster: Cluster, name: str, mount: str = "/nfs", **env: str) -> None:
         self.cluster = cluster
         self.head = cluster.head
+        self.mount = mount
         self.base = f"{mount}/{name}-{secrets.token_hex(3)}"
         self.root = f"{self.base}/run"
         self.env = {
@@ -92,7 +94,7 @@ class Run:
             **env,
         }
         self.sh(f"mkdir -m 700 {self.base}")
-        self._begun = False
+        self.begun = False
 
     def sh(
         self,
@@ -112,7 +114,11 @@ class Run:
 
     def ctl(self, *args: str, code: int | None = 0, **env: str) -> subprocess.CompletedProcess[str]:
         """Run `ctl ARGS` on the head; `code` is what it must end with."""
-        done = self.sh(self.python(["-m", "ctl", *args], **env), check=False, timeout=600)
+        words, ready = ["-m", "ctl", *args], prepared(self.head)
+        if ready:
+            done = ready.begin(words, {**self.env, **env}).result(600)
+        else:
+            done = self.sh(self.python(words, **env), check=False, timeout=600)
         told = f"ctl {' '.join(args)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert code is None or done.returncode == code, told
         return done
@@ -121,15 +127,26 @@ class Run:
         """`ctl start` on all workers."""
         hosts = ",".join(self.cluster.workers)
         named = ("--hosts", hosts, "--fn", "tests.cluster.functions:double")
-        self._begun = True
+        self.begun = True
         self.ctl("start", "--root", self.root, *named, *args, **env)
         if "--watch" in args:
             self.wait_said("watching")
 
-    def watch(self, **env: str) -> None:
-        """Begin another watcher, in the background."""
+    def watch(self, count: int = 1, **env: str) -> None:
+        """Begin some more watchers, in the background, and see them at it."""
+        said = f"$(grep -c watching {self.root}/ctl/watch.log 2>/dev/null || true)"
+        before = int(self.sh(f"echo 0{said}").stdout)
         words = ["-m", "ctl", "watch", "--root", self.root]
-        self.sh(f"setsid {self.python(words, **WATCH, **env)} >/dev/null 2>&1 </dev/null &")
+        for _ in range(count):
+            self.sh(f"setsid {self.python(words, **WATCH, **env)} >/dev/null 2>&1 </dev/null &")
+        self.wait(f'[ "0{said}" -ge {before + count} ]', what=f"{count} more watchers")
+
+    def unwatch(self) -> None:
+        """End whoever watches, as an operator would, and see them gone."""
+        ours = f"grep -alE 'ctl.watch.--roo[t].{self.root}' /proc/[0-9]*/cmdline 2>/dev/null"
+        each = f"for file in $({ours}); do pid=${{file#/proc/}}; kill ${{pid%%/*}}; done"
+        self.sh(each, check=False)
+        self.wait(f'[ -z "$({ours})" ]', what="the end of the watchers")
 
     def stop(self, *args: str) -> None:
         """`ctl stop`, after which no process of the run may be left anywhere."""
@@ -139,7 +156,7 @@ class Run:
         """`ctl stop`; the machines with processes of the run that are left after it."""
         self.ctl("stop", "--root", self.root, *args)
         left = self.processes()
-        self._begun = bool(left)
+        self.begun = bool(left)
         return left
 
     def processes(self) -> dict[str, str]:
@@ -163,7 +180,11 @@ class Run:
         out = f"/run/sender-{secrets.token_hex(4)}"
         asked = {"root": self.root, "out": out, "count": count, "seconds": seconds}
         words = ["-m", "tests.cluster.sender", json.dumps(asked)]
-        self.sh(f"setsid {self.python(words)} >{out}.err 2>&1 </dev/null &")
+        ready = prepared(self.head)
+        if ready:
+            ready.begin(words, self.env, f"{out}.err")
+        else:
+            self.sh(f"setsid {self.python(words)} >{out}.err 2>&1 </dev/null &")
         return Sending(self, out, count)
 
     def wait(
@@ -253,6 +274,6 @@ class Run:
 
     def close(self) -> None:
         """Stop what still runs, and remove the folder."""
-        if self._begun:
+        if self.begun:
             self.ctl("stop", "--root", self.root, "--grace", "10", code=None)
         self.sh(f"rm -rf {self.base}", check=False)

@@ -12,7 +12,8 @@ from tests.rigs.vm import Machine
 def requests(run: Run, machine: Machine) -> Counter[str]:
     """What the machine has asked the server on the mount of the run, by kind."""
     text = run.sh("cat /proc/self/mountstats", on=machine).stdout
-    (part,) = re.findall(r"mounted on /nfs with fstype nfs4(.*?)(?=\ndevice|\Z)", text, re.DOTALL)
+    mounted = rf"mounted on {run.mount} with fstype nfs4(.*?)(?=\ndevice|\Z)"
+    (part,) = re.findall(mounted, text, re.DOTALL)
     rows = re.findall(r"^\t\s*([A-Z_]+): (\d+) ", part.partition("per-op statistics")[2], re.M)
     return Counter({name: int(count) for name, count in rows if int(count)})
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.ground import WATCH, Run, Sending, restore
+from tests.cluster.fleets import Fleets
+from tests.cluster.ground import Run, Sending
 from tests.rigs.vm import Machine
-from tests.rigs.vmcluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -24,18 +24,13 @@ SECONDS = 0.5
 LATE = "late result is set aside|was revoked; its execution is ended|claims.* gone"
 
 
-@pytest.fixture(scope="module")
-def run(cluster: Cluster) -> Iterator[Run]:
-    made = Run(cluster, "machines")
+@pytest.fixture
+def run(fleet: Run, fleets: Fleets) -> Iterator[Run]:
+    """The run, with a watcher; the machines are put right again."""
     try:
-        made.start("--watch", **WATCH)
-        yield made
-        made.stop()
+        yield fleets.watched("fleet")
     finally:
-        for machine in cluster.workers.values():
-            restore(machine)
-        cluster.save()
-        made.close()
+        fleets.restore()
 
 
 class Scene:

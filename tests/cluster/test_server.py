@@ -2,7 +2,8 @@
 
 A slow or failing server looks like a dead fleet: nobody may be restarted for it, nothing may be
 lost, and all goes on by itself. Two runs live through all of it at once, side by side on the same
-machines and the same small filesystem: one on a hard mount, the other on a soft one.
+machines and the same small filesystem: the fleet of all tests on a hard mount, one worker on a soft
+one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.cluster.conftest import LONG
-from tests.cluster.ground import WATCH, Run, Sending
+from tests.cluster.fleets import Fleets
+from tests.cluster.ground import Run, Sending
 from tests.rigs.nfs import Server
 from tests.rigs.vmcluster import Cluster
 
@@ -24,9 +26,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 T = TypeVar("T")
 Runs = Mapping[str, Run]
 
-MOUNTS = {"hard": "/small", "soft": "/soft"}
 HOSTS = {"hard": "node1,node2,node3", "soft": "node1"}
-"""Two whole fleets would keep the head too busy to be quick to suspect anybody."""
 PAUSE = 90
 """Seconds without a server: many times the silence after which a worker is suspected, and more than
 a soft mount waits before it reports errors."""
@@ -59,6 +59,7 @@ class Trial:
     def __init__(self, runs: Runs, seconds: float = SECONDS) -> None:
         self.runs = runs
         self.lives = each(runs, self._lives)
+        self.restarts = {kind: run.restarts() for kind, run in runs.items()}
         self.sendings: dict[str, Sending] = each(runs, lambda k: runs[k].send(TASKS, seconds))
         for sending in self.sendings.values():
             sending.wait(10)
@@ -83,9 +84,7 @@ class Trial:
             for kind, sending in self.sendings.items()
         }
         assert each(self.runs, self._lives) == self.lives
-        assert {kind: run.restarts() for kind, run in self.runs.items()} == {
-            kind: [] for kind in told
-        }
+        assert {kind: run.restarts() for kind, run in self.runs.items()} == self.restarts
         each(self.runs, lambda kind: self.runs[kind].check_clean())
         for kind, run in self.runs.items():
             print(f"{kind}: {told[kind]}; {run.text('watch.log')}")
@@ -93,16 +92,16 @@ class Trial:
 
 
 @pytest.fixture(scope="module")
-def runs(cluster: Cluster) -> Iterator[Runs]:
+def _soft_ends(fleets: Fleets) -> Iterator[None]:
+    """What only these tests use ends with them."""
+    yield
+    fleets.end("soft")
+
+
+@pytest.fixture
+def runs(fleet: Run, fleets: Fleets, _soft_ends: None) -> Runs:
     """A run with a watcher on each mount."""
-    made = {kind: Run(cluster, kind, mount) for kind, mount in MOUNTS.items()}
-    try:
-        for kind, run in made.items():  # one after the other: keys are exchanged slowly over there
-            run.start("--hosts", HOSTS[kind], "--watch", **WATCH)
-        yield made
-        each(made, lambda kind: made[kind].stop())
-    finally:
-        each(made, lambda kind: made[kind].close())
+    return {"hard": fleets.watched("fleet"), "soft": fleets.watched("soft")}
 
 
 @pytest.fixture
