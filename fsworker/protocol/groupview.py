@@ -32,7 +32,8 @@ class View:
     open round, each with its problem if it has a refusal or a record that tells one; `late` are
     those of closed rounds that no plan has and nobody refused, looked for now and then. `first` is
     when the first upload of the open round was written, `since` since when the round waits, as far
-    as that is written down; both epoch seconds by the file server's clock.
+    as that is written down; both epoch seconds by the file server's clock. `complete`: late ones
+    were looked for.
     """
 
     group: Group
@@ -45,6 +46,7 @@ class View:
     first: float | None
     since: float | None
     finished: bool
+    complete: bool
 
     def observation(self, now: float) -> rounds.Observation:
         """What `rounds.decide` judges, at `now` by the file server's clock."""
@@ -67,8 +69,11 @@ class GroupEye:
         self._old: tuple[int, dict[int, Old]] = (0, {})
         self._looks = 0
 
-    def look(self) -> View:
-        """The group now. NotRunning when it is gone; FormatError for a damaged record of ours."""
+    def look(self, *, late: bool = False) -> View:
+        """The group now; with `late` its late uploads too, which else are looked for now and then.
+
+        NotRunning when it is gone; FormatError for a damaged record of ours.
+        """
         group = federation.read_group(self.store, self.group)
         base = self.newest()
         number = base.episode if base is not None else 1
@@ -81,10 +86,12 @@ class GroupEye:
             uploads, first = self._open_round(group, number, base, members)
         if base is not None and first is not None:
             first = max(first, self._published(base))
-        late = tuple(self._late(number)) if self._looks % LATE_EVERY == 0 else ()
-        since = self._since(number) if uploads or late else None
+        complete = late or self._looks % LATE_EVERY == 0
+        belated = tuple(self._late(number)) if complete else ()
+        since = self._since(number) if uploads or belated else None
         self._looks += 1
-        return View(group, number, base, plan, members, uploads, late, first, since, finished)
+        seen = (group, number, base, plan, members, uploads, belated, first, since, finished)
+        return View(*seen, complete)
 
     def newest(self) -> Global | None:
         """The newest global model."""

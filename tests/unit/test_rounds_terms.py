@@ -1,4 +1,4 @@
-"""A group's terms that are changed amid a round: what was judged by the old ones is judged anew."""
+"""A group's terms that are changed amid a round, and late uploads at the moment when it closes."""
 
 from __future__ import annotations
 
@@ -132,3 +132,29 @@ def test_two_aggregators_of_which_one_has_not_heard(store: Store) -> None:
     store.publish(groups.refusal_file("g", 2, "a"), belated.to_json())
     assert late.step().merged and prompt.eye.plan(2) == plan
     assert refused(store) == {} and value(store, 3) > 1e24
+
+
+def test_a_late_upload_counts_whichever_look_closes_the_round(store: Store) -> None:
+    """Late ones are looked for now and then, and always before a round is closed."""
+    make_group(store, "abc", quorum=2, late="delta")
+    keeper = GroupKeeper(store, "g")
+    for job in "ab":
+        upload(store, "g", job, 1, 1.0)
+    assert keeper.step().merged
+    keeper.step()
+    upload(store, "g", "c", 1, 5.0)
+    for job in "ab":
+        upload(store, "g", job, 2, 1.0)
+    assert keeper.step().merged
+    plan = keeper.eye.plan(2)
+    assert plan is not None
+    late = [(c.job, c.episode) for c in plan.contributors]
+    kind = {"c": GroupEye(store, "g").refusals(1).get("c")}
+    assert late == [("a", 2), ("b", 2)] and kind["c"] is not None, "it had no model to start from"
+    upload(store, "g", "c", 2, 4.0)
+    assert keeper.step().report.state in ("idle", "waiting")
+    for job in "ab":
+        upload(store, "g", job, 3, 1.0)
+    assert keeper.step().merged
+    plan = keeper.eye.plan(3)
+    assert plan is not None and ("c", 2) in [(c.job, c.episode) for c in plan.contributors]
