@@ -154,12 +154,12 @@ class Store:
 
     def append_line(self, rel: str, line: bytes) -> None:
         """Append to a file that only this process writes."""
+        line = line.removesuffix(b"\n") + b"\n"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         fd = self._call("create", os.open, self.path(rel), flags, self._file_mode)
         try:
-            view = memoryview(line if line.endswith(b"\n") else line + b"\n")
-            while view:  # a disk that gets full takes a part, and says so the next time
-                view = view[os.write(fd, view) :]
+            while line:  # a disk that gets full takes a part, and says so the next time
+                line = line[os.write(fd, line) :]
         finally:
             os.close(fd)
 
@@ -244,10 +244,8 @@ class Store:
         """
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             self.calls["unlink"] += 1
-            try:
+            with suppress(OSError):  # the error of the write is the one to tell
                 os.unlink(path)
-            except OSError:
-                pass  # the error of the write is the one to tell
 
     def _call(self, kind: str, function: Callable[..., T], *args: Any) -> T:
         """Call, and call again while the handle is stale: each time by path, from the root."""
