@@ -48,6 +48,7 @@ class AttemptFolder:
         self.folder = layout.jobs.attempt_dir(job.job_id, self.attempt)
         self.log_path = f"{self.folder}/{layout.jobs.LOG_FILE}"
         self.place = Place.here(ticket.holder.host)
+        self.rank = (layout.seq_of(ticket.token.batch), self.attempt.number)
         self.token = f"{ticket.token.batch}.{self.attempt.name}"
         self.left: set[int] = set()
         self.insist(lambda: fsfolders.make_folders(store, self.folder))

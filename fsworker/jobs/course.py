@@ -84,7 +84,11 @@ class Course:
         except OSError as error:
             return Event("failed", why=f"cannot run {argv[0]}: {_reason(error, self._job.cwd)}")
         self.exit_code = ended.code
-        return self._judge(step, ended, folder, weights)
+        try:
+            return self._judge(step, ended, folder, weights)
+        except handing.Lost as error:
+            self._at.control.check()
+            return Event("crashed", step.first - 1, str(error))
 
     def _judge(self, step: Train, ended: Ended, folder: str, weights: Weights) -> Event:
         """What became of the process, by what it saved."""
@@ -137,7 +141,9 @@ class Course:
         if self._at.control.told == "gone":
             raise Interrupted("gone")
         wanted = self._record(step, found, told, count, weights)
-        done = self._at.insist(lambda: handing.publish(self._store, folder, found, wanted))
+        done = self._at.insist(
+            lambda: handing.publish(self._store, folder, found, wanted, self._at.rank)
+        )
         # Written and digested a moment ago: not read anew to be verified.
         self._last = episode, handing.episode_weights(self._store, done)
         fsfolders.remove_tree(self._store, folder)

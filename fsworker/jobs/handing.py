@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 from dataclasses import dataclass
 
@@ -24,6 +25,19 @@ from fsworker.protocol.records.artifact import Done, FileDigest
 from fsworker.protocol.records.job import Job
 
 log = logging.getLogger("fsworker.jobs.handing")
+
+_PREPARED = re.compile(
+    r"\.tmp~(?:(?P<seq>\d{1,9})\.(?P<number>\d{1,9})\.)?[^~.]*~(?P<name>[^~]*)", re.ASCII
+)
+"""A folder that is being filled, with its attempt's rank if it is an episode's."""
+
+
+Rank = tuple[int, int]
+"""Where an attempt stands among all at its job: how often that was submitted before, its number."""
+
+
+class Lost(FleetError):
+    """A checkpoint went before it was published."""
 
 
 class NoWeights(FleetError):
@@ -53,14 +67,18 @@ def latest(store: Store, job: str) -> Latest:
     return found
 
 
-def tidy(store: Store, job: str) -> None:
-    """Remove what killed attempts had prepared and not published.
+def tidy(store: Store, job: str, rank: Rank) -> None:
+    """Remove what killed attempts up to this one had prepared and not published.
 
-    One that lives on although it was given up may lose what it prepares: it does not count.
+    One that lives on although it was given up may lose what it prepares: it does not count. It
+    takes nothing from those that came after it.
     """
     folder = layout.jobs.job_dir(job)
     for name in federation.names(store, folder):
-        if name.startswith(".tmp~") and layout.jobs.parse_after_name(name.rpartition("~")[2]):
+        found = _PREPARED.fullmatch(name)
+        if found is None or not layout.jobs.parse_after_name(found["name"]):
+            continue
+        if found["seq"] is None or (int(found["seq"]), int(found["number"])) <= rank:
             artifacts.clear_away(store, f"{folder}/{name}")
 
 
@@ -84,11 +102,12 @@ def inspect(store: Store, folder: str, wanted: str) -> tuple[Found, Summary] | N
         raise storage_error(error, "read", path) from None
 
 
-def publish(store: Store, folder: str, found: Found, done: Done) -> Done:
+def publish(store: Store, folder: str, found: Found, done: Done, rank: Rank) -> Done:
     """Make the checkpoint in an attempt's folder an episode of its job; what is the episode then.
 
     `done` lacks the digests. Who comes second gets the record of the first. What is there and is
-    damaged is set aside, or the job could never get beyond it.
+    damaged is set aside, or the job could never get beyond it. Lost when there is nothing any more
+    that could be published at another try.
     """
     target = layout.jobs.episode_dir(done.job, done.episode)
     if target.rpartition("/")[2] in jobstate.look(store, done.job).names:
@@ -96,7 +115,7 @@ def publish(store: Store, folder: str, found: Found, done: Done) -> Done:
             return artifacts.verify(store, target, full=True)
         except Damaged as error:
             _set_aside(store, target, done, str(error))
-    prepared = artifacts.prepare(store, target)
+    prepared = artifacts.prepare(store, target, "{}.{}.".format(*rank))
     try:
         store.rename(f"{folder}/{found.name}", f"{prepared}/{found.name}")
         files = artifacts.digest_files(store, prepared)
@@ -107,6 +126,10 @@ def publish(store: Store, folder: str, found: Found, done: Done) -> Done:
     except (OSError, StorageError) as error:
         _move_back(store, f"{prepared}/{found.name}", f"{folder}/{found.name}")
         artifacts.discard(store, prepared)
+        if _is_gone(store, folder, found.name):
+            raise Lost(
+                f"checkpoint {store.path(folder)}/{found.name} is not there any more"
+            ) from error
         if isinstance(error, StorageError):
             raise
         raise storage_error(error, "publish", store.path(target)) from None
@@ -120,6 +143,19 @@ def _move_back(store: Store, path: str, where: str) -> None:
         store.rename(path, where)
     except OSError as error:
         log.warning("%s is not back in its place: %s", where, error)
+
+
+def _is_gone(store: Store, folder: str, name: str) -> bool:
+    """Whether two looks show no such file; nothing is proven where there is no looking."""
+    for _ in range(2):
+        try:
+            if name in store.scan(folder):
+                return False
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False
+    return True
 
 
 def _set_aside(store: Store, target: str, done: Done, why: str) -> None:

@@ -75,7 +75,9 @@ class Runner:
     def _run(self) -> End | Back:
         at = self._at
         at.sweep()
-        handing.tidy(self._store, at.job.job_id)
+        self._control.look()  # the one before may have ended because its claim was gone
+        self._control.check()
+        handing.tidy(self._store, at.job.job_id, at.rank)
         notes = at.insist(lambda: story.notes_before(self._store, at.job.job_id, at.attempt))
         state = at.insist(lambda: story.progress(self._store, self._job))
         at.write_note(first=state.done + 1)

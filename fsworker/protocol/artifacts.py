@@ -58,9 +58,12 @@ class Damaged(FormatError):
     """A folder is not what its record says; the sentence names the file and what is wrong."""
 
 
-def prepare(store: Store, target: str) -> str:
-    """A new hidden folder beside `target`, to be filled and published; its parents are made."""
-    folder = layout.temporary(target, f"{os.getpid()}-{secrets.token_hex(6)}")
+def prepare(store: Store, target: str, whose: str = "") -> str:
+    """A new hidden folder beside `target`, to be filled and published; its parents are made.
+
+    `whose` begins the unique part of its name, for those who clean up.
+    """
+    folder = layout.temporary(target, f"{whose}{os.getpid()}-{secrets.token_hex(6)}")
     try:
         fsfolders.make_folders(store, folder)
     except OSError as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from fsworker import procfs
-from fsworker.protocol import jobstate, layout, ledger
+from fsworker.protocol import artifacts, jobstate, layout, ledger
 from fsworker.protocol.fsops import Store
 from tests.support.ctlrun import Ctl
 from tests.support.jobs import JobFleet, undisturbed
@@ -137,6 +137,10 @@ def test_a_frozen_attempt_that_was_given_up_harms_nothing(
         owner = layout.Owner(host, attempt.incarnation)
         wait_until(lambda: Store(fleet.root).run(ledger.reclaim(owner, died=False)).finished)
         fleet.running(job, "begin 6")
+        # What somebody prepares: whose attempt it is does not stand in its name, so that the frozen
+        # worker would take it away if it began anew without a look at its claim.
+        prepared = artifacts.prepare(fleet.run.store, layout.jobs.episode_dir(job, EPISODES))
+        fleet.run.store.put(f"{prepared}/checkpoint.json", b"{}")
         if thawed.startswith("when"):
             fleet.over(job, 240)
             before = state_of(fleet.job(job), attempt.name)
@@ -149,6 +153,7 @@ def test_a_frozen_attempt_that_was_given_up_harms_nothing(
     assert all(proc_state(pid) != "T" for pid in frozen)
     if thawed.startswith("when"):
         assert state_of(fleet.job(job), attempt.name) == before
+    assert fleet.run.store.scan(prepared) == ["checkpoint.json"]
     notes = fleet.notes(job)
     assert [(n.attempt, n.deaths) for n in notes] == [(1, 0), (2, 0)]
     result = json.loads((fleet.job(job) / "result.json").read_bytes())

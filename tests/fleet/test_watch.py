@@ -236,17 +236,20 @@ def test_a_worker_that_its_wrapper_restarts_is_left_to_it(fleet, client):
 
 
 def test_a_slow_import_long_after_the_launch_is_a_start_and_no_hang(fleet, tmp_path):
-    module = tmp_path / "code" / "slow.py"
+    module, door = tmp_path / "code" / "slow.py", tmp_path / "shut"
     module.parent.mkdir()
-    module.write_text("import time\ntime.sleep(5)\ndef f(x):\n    return x\n")
-    fleet.start("n1", "--repo", str(module.parent), "--ready-timeout", "8", fn="slow:f")
+    wait = f"while os.path.exists({str(door)!r}): time.sleep(0.05)"
+    module.write_text(f"import os, time\n{wait}\ndef f(x):\n    return x\n")
+    fleet.start("n1", "--repo", str(module.parent), "--ready-timeout", "20", fn="slow:f")
     watcher, launched = fleet.watch(), time.monotonic()
     first, wrapper = fleet.beat()["incarnation"], fleet.pid("n1", "wrap.pid")
-    wait_until(lambda: time.monotonic() > launched + 9)  # the launch's own time is over
+    wait_until(lambda: time.monotonic() > launched + 21)  # the launch's own time is over
+    door.touch()
     fleet.kill("n1", "pid")
 
-    wait_until(lambda: fleet.beat()["incarnation"] != first)
+    wait_until(lambda: fleet.beat()["incarnation"] != first and fleet.beat()["seq"] > 1)
     assert fleet.status("n1")["state"] == "starting"
+    door.unlink()
     wait_until(lambda: fleet.beat()["ready"] and fleet.beat()["incarnation"] != first)
     end(watcher)
     assert (fleet.pid("n1", "wrap.pid"), fleet.launch()) == (wrapper, 1)

@@ -81,11 +81,11 @@ def test_whoever_is_killed_amid_it_leaves_what_the_next_one_finds(
     folder = prepared(store, target)
     monkeypatch.setattr(fsfolders, "remove_tree", lambda *args: pytest.fail("killed"))
     with pytest.raises(pytest.fail.Exception):
-        handing.tidy(store, "j")
+        handing.tidy(store, "j", (0, 1))
     monkeypatch.undo()
     (left,) = store.scan(layout.jobs.job_dir("j"))
     assert left != folder.rpartition("/")[2]
-    handing.tidy(store, "j")
+    handing.tidy(store, "j", (0, 1))
     assert store.scan(layout.jobs.job_dir("j")) == []
 
 

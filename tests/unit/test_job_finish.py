@@ -50,7 +50,7 @@ def leave_folder(store: Store) -> str:
     inspected = handing.inspect(store, turn, "checkpoint")
     assert inspected is not None
     assert (inspected[1].episodes, inspected[1].rewards) == (3, (1.0, 2.0, 3.0))
-    done = handing.publish(store, turn, inspected[0], Done("j", 2, LIFE, 3, ()))
+    done = handing.publish(store, turn, inspected[0], Done("j", 2, LIFE, 3, ()), (0, 2))
     assert [f.name for f in done.files] == [
         "checkpoint/model-1.safetensors",
         "checkpoint/model.safetensors.index.json",

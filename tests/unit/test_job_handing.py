@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fsworker.errors import StorageError
 from fsworker.jobs import handing, story
 from fsworker.jobs.handing import NoWeights
 from fsworker.jobs.pickled import Unreadable
@@ -41,7 +44,7 @@ def leave(store: Store, episode: int, *, life: str = LIFE, text: str = "") -> Do
     assert inspected is not None
     rewards = inspected[1].rewards
     done = Done("j", 1, life, episode, (), None, None, rewards, sum(r or 0 for r in rewards))
-    return handing.publish(store, folder, inspected[0], done)
+    return handing.publish(store, folder, inspected[0], done, (0, 1))
 
 
 def checkpoint(store: Store, episode: int) -> Path:
@@ -59,10 +62,48 @@ def test_what_a_killed_attempt_had_prepared_is_removed(store: Store) -> None:
     leave(store, 1)
     artifacts.prepare(store, layout.jobs.episode_dir("j", 2))
     artifacts.prepare(store, layout.jobs.job_final("j", ""))
-    handing.tidy(store, "j")
+    handing.tidy(store, "j", (0, 1))
     left = [n for n in store.scan(layout.jobs.job_dir("j")) if n.startswith(".tmp")]
     assert [n.rpartition("~")[2] for n in left] == ["checkpoint_final"]
     assert handing.latest(store, "j").number == 1
+
+
+def test_an_attempt_takes_nothing_from_those_that_came_after_it(store: Store) -> None:
+    """Also when it was frozen, and given up, and tidies up as it wakes."""
+    ranks = [(0, 1), (0, 2), (0, 10), (1, 1)]
+    for rank in ranks:
+        artifacts.prepare(store, layout.jobs.episode_dir("j", 2), "{}.{}.".format(*rank))
+    for count, rank in enumerate(ranks, 1):
+        handing.tidy(store, "j", rank)
+        assert len(store.scan(layout.jobs.job_dir("j"))) == len(ranks) - count
+
+
+def test_a_checkpoint_that_somebody_took_away_is_lost_and_not_tried_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = artifacts.digest_files
+
+    def disturbed(store: Store, folder: str) -> Any:
+        handing.tidy(store, "j", (0, 1))
+        return digest(store, folder)
+
+    monkeypatch.setattr(artifacts, "digest_files", disturbed)
+    with pytest.raises(handing.Lost, match=r"ep_0001/checkpoint.json is not there any more"):
+        leave(store, 1)
+    assert store.scan(layout.jobs.job_dir("j")) == ["attempts"]
+
+
+def test_a_checkpoint_that_could_not_be_published_is_kept_for_another_try(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(store: Store, folder: str) -> Any:
+        raise OSError(errno.EIO, "not now")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(artifacts, "digest_files", fail)
+        with pytest.raises(StorageError, match="not now"):
+            leave(store, 1)
+    assert leave(store, 1).episode == 1
 
 
 def test_a_job_goes_on_after_its_last_verified_episode(store: Store) -> None:
