@@ -170,16 +170,29 @@ class Machine:
 
     def monitor(self, command: str, **arguments: Any) -> Any:
         """One command of qemu's monitor, and its answer."""
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(60)
-            sock.connect(str(self._monitor_path()))
-            with sock.makefile("rw") as stream:
-                for asked in ({"execute": "qmp_capabilities"}, _request(command, arguments)):
-                    stream.write(json.dumps(asked) + "\n")
-                    stream.flush()
-                    answer = _answer(stream)
+        with self._dial() as sock, sock.makefile("rw") as stream:
+            for asked in ({"execute": "qmp_capabilities"}, _request(command, arguments)):
+                stream.write(json.dumps(asked) + "\n")
+                stream.flush()
+                answer = _answer(stream)
         assert "return" in answer, f"{self.name}: {command}: {answer}"
         return answer["return"]
+
+    def _dial(self) -> socket.socket:
+        """A connection to the monitor, which a machine that was just switched on has not yet."""
+        limit = time.monotonic() + 60
+        while True:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.settimeout(60)
+            try:
+                sock.connect(str(self._monitor_path()))
+            except (FileNotFoundError, ConnectionRefusedError):
+                sock.close()
+                if not self.running or time.monotonic() > limit:
+                    raise
+                time.sleep(0.05)
+            else:
+                return sock
 
     def ssh_argv(self, *argv: str) -> list[str]:
         """The command that runs a shell command in the machine, over one kept connection."""
