@@ -95,7 +95,7 @@ def test_an_intent_is_seen_by_a_wrapper_that_rests(ctl: Ctl) -> None:
     (root / "ctl" / "n1.stop").touch()
     begun = time.monotonic()
     wait_until(lambda: gone(wrapper), what="the end of the wrapper")
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 100
     assert log.read_text().count("started") <= 2
     assert with_environ(ctl.entry) == []
     assert (
