@@ -124,9 +124,7 @@ def test_a_fleet_that_is_killed_in_every_way_answers_every_task_once(
     assert os.listdir(fleet.runs) == []
 
 
-def test_a_killed_worker_is_back_soon_without_a_watcher(
-    fleet: SshFleet, traces: Path
-) -> None:
+def test_a_killed_worker_is_back_soon_without_a_watcher(fleet: SshFleet, traces: Path) -> None:
     fleet.add_hosts("node1")
     fleet.up("--concurrency", "2")
     before, wrapper = fleet.beat("node1"), fleet.pid("node1", "wrap.pid")
