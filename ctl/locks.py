@@ -19,6 +19,7 @@ from ctl import render
 from fsworker.errors import Busy
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.locks import lock_of, take
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +38,11 @@ def verb_lock(
 
     Unless it is `needed`, storage that takes no writes is worth a warning only.
     """
-    from filelock import FileLock, Timeout  # lazily: reading commands do without
+    from filelock import Timeout  # lazily: reading commands do without
 
-    path = store.path(VERB_LOCK)
-    lock = FileLock(path, mode=0o660 if store.group_writable else 0o600)
+    path, lock = store.path(VERB_LOCK), lock_of(store, VERB_LOCK)
     try:
-        lock.acquire(timeout=patience)
+        take(lock, patience)
     except Timeout:
         raise Busy(
             f"another command is working on {store.root}: try {verb} again when it has ended",
@@ -80,14 +80,17 @@ def record(store: Store, verb: str, **fields: Any) -> None:
 
     The watcher is the writer while it acts. Its lock says so, and then it sees what we did.
     """
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
     event = {"at": render.iso(time.time()), "by": verb, **fields}
     text = json.dumps(event, ensure_ascii=False, default=str)
-    mode = 0o660 if store.group_writable else 0o600
+    lock = lock_of(store, layout.WATCH_LOCK)
     try:
-        with FileLock(store.path(layout.WATCH_LOCK), mode=mode).acquire(timeout=0):
+        take(lock, 0)
+        try:
             store.append_line(layout.EVENTS, text.encode("utf-8", "backslashreplace"))
+        finally:
+            lock.release()
     except Timeout:
         log.info("the watcher keeps the events; ours is not among them: %s", text)
     except (OSError, NotImplementedError) as error:

@@ -27,6 +27,7 @@ from fsworker.errors import Busy, FleetError
 from fsworker.life.boundlog import BoundLog
 from fsworker.protocol import launches, layout, ledger
 from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.locks import lock_of, take
 from fsworker.protocol.records.run import LaunchMeta
 
 WATCH_IDENTITY = layout.CTL + "/watch.identity.json"
@@ -47,20 +48,19 @@ class RootChild:
         mode = 0o660 if self._store.group_writable else 0o600
         if self._store.group_writable:
             os.umask(0o007)
-        self._mode = mode
         self._log = BoundLog(self._store.path(layout.WATCH_LOG), limit=LOG_LIMIT, mode=mode)
         self._stderr = BoundLog(self._store.path(layout.WATCH_ERR), limit=STDERR_LIMIT, mode=mode)
         self._events = BoundLog(self._store.path(layout.EVENTS), limit=LOG_LIMIT, mode=mode)
 
     def lock(self) -> str:
         """Take the lock; Busy when another watcher has it. A warning when there are no locks."""
-        from filelock import FileLock, Timeout
+        from filelock import Timeout
 
         path = self._store.path(layout.WATCH_LOCK)
         # A moment of patience: a command that writes one event holds it that long.
-        self._lock = FileLock(path, timeout=1.0, mode=self._mode)
+        self._lock = lock_of(self._store, layout.WATCH_LOCK)
         try:
-            self._lock.acquire()
+            take(self._lock, 1.0)
         except Timeout:
             raise Busy(
                 f"another watcher of {self._store.root} holds {path}: stop it first, "

@@ -25,6 +25,7 @@ from fsworker.errors import Busy, UsageError
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import Token
+from fsworker.protocol.locks import lock_of, take
 from fsworker.protocol.records import coding
 from fsworker.protocol.records.needs import Needs
 
@@ -167,13 +168,13 @@ def locked(store: Store, stream: str, what: str, patience: float = 1.0) -> Itera
 
     Busy after `patience` seconds: somebody may only be asking whether it is held.
     """
-    from filelock import FileLock, Timeout  # lazily: reading commands do without
+    from filelock import Timeout  # lazily: reading commands do without
 
     _make_folder(store)
-    path = store.path(f"{FOLDER}/{layout.encode(stream)}.{what}")
-    lock = FileLock(path, mode=0o660 if store.group_writable else 0o600)
+    name = f"{FOLDER}/{layout.encode(stream)}.{what}"
+    path, lock = store.path(name), lock_of(store, name)
     try:
-        lock.acquire(timeout=patience)
+        take(lock, patience)
     except Timeout:
         raise Busy(
             f"another command is working on stream {stream!r}: wait for it", path=path

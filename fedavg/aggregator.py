@@ -22,6 +22,7 @@ from fsworker.errors import Busy, FleetError, NotRunning
 from fsworker.protocol import federation, fsfolders, layout
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import groups
+from fsworker.protocol.locks import lock_of, take
 from fsworker.protocol.records.round import AggregatorBeat, GroupReport
 
 log = logging.getLogger(__name__)
@@ -234,18 +235,18 @@ def leadership(
     With `stop`, waits until the other one ends, or until `stop` is set: then False. Where the
     filesystem has no locks, goes on without: two at once do twice the work and no harm. False too.
     """
-    from filelock import FileLock, Timeout  # lazily: reading commands do without
+    from filelock import Timeout  # lazily: reading commands do without
 
     path = store.path(groups.AGGREGATOR_LOCK)
     try:
         fsfolders.make_folders(store, groups.FEDERATION)
     except OSError as error:
         raise storage_error(error, "make", store.path(groups.FEDERATION)) from None
-    lock = FileLock(path, mode=0o660 if store.group_writable else 0o600)
+    lock = lock_of(store, groups.AGGREGATOR_LOCK)
     told = False
     while True:
         try:
-            lock.acquire(timeout=0)
+            take(lock, 0)
             break
         except Timeout:
             if stop is None:
