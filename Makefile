@@ -21,7 +21,7 @@ help:
 	@echo "             then two train a model together, in three rounds"
 	@echo "make test    unit, contract and fleet tests (LEVELS=tests/unit for the quick ones)"
 	@echo "make test-cluster       a head and three workers as virtual machines over a real NFS mount (root; see docs/filesystems.md)"
-	@echo "make test-cluster-long  the same with more of everything: half an hour"
+	@echo "make test-cluster-long  the same with more of everything: an hour on two busy cores"
 	@echo "make chaos   ten minutes in which something happens to these machines all the time"
 	@echo "make lint    ruff, mypy --strict, import-linter"
 	@echo "make format  ruff format, and the fixes that ruff is sure of"
