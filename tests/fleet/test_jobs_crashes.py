@@ -107,6 +107,33 @@ def test_kills_at_random_moments_change_nothing_that_counts(ctl: Ctl, tmp_path: 
     check(fleet, job, expected)
 
 
+def take_what_is_prepared(folder: Path, aside: Path) -> int:
+    """Take a checkpoint that is about to be published away, whole; the number of its episode."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:  # without rest: it lies there for some milliseconds
+        for prepared in folder.glob(".tmp~*"):
+            episode = layout.jobs.parse_after_name(prepared.name.rpartition("~")[2])
+            if episode and (prepared / "checkpoint.json").exists():
+                with suppress(OSError):  # it was published meanwhile
+                    prepared.rename(aside)
+                    return episode
+    raise AssertionError("no checkpoint was seen before it was published")
+
+
+def test_a_checkpoint_that_goes_before_it_is_published_is_trained_again(
+    ctl: Ctl, tmp_path: Path
+) -> None:
+    expected = undisturbed(tmp_path, EPISODES, *SEED)
+    fleet = JobFleet(ctl, "n0")
+    job = fleet.submit(*SEED, "--pause", "0.05", options=JOB)
+    fleet.running(job, "begin 2")
+    lost = take_what_is_prepared(fleet.job(job), tmp_path / "aside")
+    result = fleet.over(job, 240)
+    assert (result["status"], result["episodes_completed"]) == ("success", EPISODES), result
+    assert fleet.weights(job, EPISODES) == expected
+    assert begun(fleet) == sorted([*range(1, EPISODES + 1), lost])
+
+
 def state_of(folder: Path, without: str) -> dict[str, str]:
     """The digests of all files below a folder, but for one attempt's."""
     found = {}
