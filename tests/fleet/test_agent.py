@@ -179,7 +179,7 @@ def test_rounds_survive_kills_and_freezes_at_random_moments(sides: Sides) -> Non
         "train": lambda: sides.start("train"),
         "steer": lambda: sides.start("steer", rounds),
     }
-    running = {side: begin() for side, begin in start.items()}
+    running, killed = {side: begin() for side, begin in start.items()}, list[int]()
     for _ in range(12):
         side = dice.choice(("train", "steer"))
         if running["steer"].poll() is not None:
@@ -191,8 +191,14 @@ def test_rounds_survive_kills_and_freezes_at_random_moments(sides: Sides) -> Non
             freeze(running[side], dice)
         else:
             kill(running[side])
+            killed.append(running[side].pid)
             running[side] = start[side]()
     assert running["steer"].wait(120) == 0
+    if any(sides.noted("train", submitted=f"r{rounds}", pid=pid) for pid in killed):
+        # One that was killed amid its end took the goodbye along: its successor awaits a peer.
+        with Peer("a", root=sides.root) as again:
+            ended = running["train"].poll
+            wait_until(lambda: again.connected or ended() is not None, what="an agent or its end")
     assert running["train"].wait(120) == 0
     answers = [n for n in sides.noted("steer") if "answer" in n]
     assert [n["answer"] for n in answers] == [f"r{i}" for i in range(1, rounds + 1)]
