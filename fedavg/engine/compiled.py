@@ -1,7 +1,7 @@
 """Whether there are compiled loops for a merge, and for which types.
 
-They are worth their import (half a second, and some seconds of compiling the first time ever) for
-what takes longer than that. Whether a merge uses them changes none of its bytes.
+They are worth their import (less than a second, and some seconds of compiling the first time ever)
+for what takes longer than that. Whether a merge uses them changes none of its bytes.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from fsworker.protocol import federation
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
+from tests.support.folders import in_memory
 from tests.support.roots import make_root
 from tests.support.rounds import (
     Shell,
@@ -73,12 +72,9 @@ def command(program: str, store: Store, *args: str) -> subprocess.CompletedProce
 
 
 @pytest.fixture
-def fast(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: hundreds of lives sync tens of thousands of times."""
-    where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="aggregator-", dir=where))
-    yield folder
-    shutil.rmtree(folder)
+def fast() -> Iterator[Path]:
+    with in_memory("aggregator-") as folder:
+        yield folder
 
 
 def template(folder: Path) -> Path:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 from fedavg.keeper import GroupKeeper
 from fsworker.protocol.fsops import Store
 from tests.fleet.test_aggregator import template
+from tests.support.folders import in_memory
 from tests.support.roots import make_root
 from tests.support.rounds import make_group, upload
 
@@ -30,11 +29,8 @@ LIVES = 0 if LONG else 40
 
 @pytest.fixture
 def fast() -> Iterator[Path]:
-    """A folder in memory where there is one."""
-    where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="aggregator-", dir=where))
-    yield folder
-    shutil.rmtree(folder)
+    with in_memory("aggregator-") as folder:
+        yield folder
 
 
 def with_late_ones(folder: Path) -> Path:

@@ -20,6 +20,7 @@ import pytest
 
 from fsworker.client import Client
 from tests.support.ctlrun import Ctl
+from tests.support.folders import tiny_filesystem
 from tests.support.waiting import wait_until
 
 pytestmark = [
@@ -81,15 +82,8 @@ int close(int fd) {
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of a few megabytes."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    argv = ["mount", "-t", "tmpfs", "-o", "size=6m,mode=0700", "tmpfs", str(place)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"a tiny filesystem cannot be mounted here: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with tiny_filesystem(tmp_path / "disk", 6) as place:
+        yield place
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from fsworker.client import Client
 from tests.fleet.test_no_room import fill
+from tests.support.folders import tiny_filesystem
 from tests.support.small_worker import SmallWorker, make_run
 from tests.support.waiting import wait_until
 
@@ -25,15 +25,8 @@ FIRST = "tests.fn:first"
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of two megabytes."""
-    place = tmp_path / "small"
-    place.mkdir()
-    argv = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "tmpfs", str(place)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"a tiny filesystem cannot be mounted here: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with tiny_filesystem(tmp_path / "small", 2) as place:
+        yield place
 
 
 @pytest.mark.parametrize("stream", [None, "named"])
