@@ -21,8 +21,6 @@ from fsworker.protocol.records.needs import DIGEST_LENGTH, Needs
 from fsworker.protocol.records.run import Manifest
 
 LOOK_EVERY = 5.0
-FRESH = 0.5
-"""Seconds for which a look at who offers what counts as new enough to refuse somebody."""
 ASK_EVERY = 2.0
 """Seconds between two counts of silence."""
 
@@ -48,9 +46,13 @@ class Routes:
             return
         with self._lock:
             self._known[needs.digest] = needs
+            before = self._looked
             if self._of(needs.digest) or terms.options.wait_for_workers:
                 return
-            self._look(FRESH)
+            # Only a look that began after the question refuses: an answer that the caller holds
+            # may come from a worker that was not there a moment ago.
+            if self._looked == before:
+                self._look(0.0)
             if not self._of(needs.digest):
                 sentence = offers.refusal(self._store.root, self._providers, needs)
                 raise NotOffered(

@@ -50,6 +50,8 @@ if _file is None:
         "CPython's tests of this version are not here (Debian: libpython3.11-testsuite)",
         allow_module_level=True,
     )
+# It goes when the process ends, not with the fleet: a process whose neighbour took tests of this
+# file from it, and that then gets some back, starts another fleet.
 _folder = tempfile.TemporaryDirectory(prefix="cpython-tests-")
 suite: Any = cpython_suite.load(_file, Path(_folder.name))
 
@@ -62,7 +64,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         fleet = Fleet(path, spawned, (NOTE,), allow=allow, pythonpath=_folder.name)
         fleet.start("h0", "h1")
         yield fleet.root
-    _folder.cleanup()
 
 
 class _WithClient(unittest.TestCase):

@@ -53,7 +53,6 @@ class Plain(SmallWorker):
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plain]:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
-    monkeypatch.setattr(routing, "FRESH", 0.0)
     worker = Plain(make_run(tmp_path / "run"), {FN: lambda x=None: x})
     with worker:
         yield worker
