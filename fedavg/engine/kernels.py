@@ -78,17 +78,28 @@ def _summing(widened: Callable[[Any], Any]) -> Callable[..., None]:
     """A loop that sums numbers of the type that `widened` makes numbers of."""
 
     @inlined
+    def four(
+        before: float, u: float, a: Any, v: float, b: Any, w: float, c: Any, x: float, d: Any
+    ) -> Any:
+        half = before + u * widened(a) + v * widened(b)
+        return half + w * widened(c) + x * widened(d)
+
+    @inlined
     def add(rows: Any, start: int, stop: int, weights: NDArray[np.float64], total: Any) -> None:
         """Put Σ weights[k] rows[k, start:stop] into `total`."""
         count, k = len(rows), 0
-        total[:] = 0.0
+        if count < 4:
+            total[:] = 0.0
         while k + 3 < count:  # four at a time: a sum is loaded and stored a quarter as often
             a, b = rows[k, start:stop], rows[k + 1, start:stop]
             c, d = rows[k + 2, start:stop], rows[k + 3, start:stop]
             u, v, w, x = weights[k], weights[k + 1], weights[k + 2], weights[k + 3]
-            for j in range(len(total)):
-                half = total[j] + u * widened(a[j]) + v * widened(b[j])
-                total[j] = half + w * widened(c[j]) + x * widened(d[j])
+            if k == 0:
+                for j in range(len(total)):
+                    total[j] = four(0.0, u, a[j], v, b[j], w, c[j], x, d[j])
+            else:
+                for j in range(len(total)):
+                    total[j] = four(total[j], u, a[j], v, b[j], w, c[j], x, d[j])
             k += 4
         while k < count:
             a, u = rows[k, start:stop], weights[k]
@@ -99,12 +110,28 @@ def _summing(widened: Callable[[Any], Any]) -> Callable[..., None]:
     return add
 
 
+def _checking(unsigned: Any, size: int, infinity: int) -> Callable[[Any], bool]:
+    """Whether numbers are finite, given their bits as integers; `size` are all but the sign."""
+    mask, limit = unsigned(size), unsigned(infinity)
+
+    @inlined
+    def finite(bits: Any) -> bool:
+        largest = unsigned(0)
+        for j in range(len(bits)):
+            number = unsigned(bits[j] & mask)
+            largest = number if number > largest else largest
+        return largest < limit
+
+    return finite
+
+
 @inlined
 def _itself(number: Any) -> Any:
     return number
 
 
 _sum_floats = _summing(_itself)
+_floats_are_finite = _checking(np.uint32, 0x7FFFFFFF, 0x7F800000)
 
 
 @compiled("boolean(int64[::1], int64[::1], float32[:,::1], float64[::1], float64, float32[::1])")
@@ -119,9 +146,9 @@ def mean_of_floats(
     """Write factor x Σ weights[k] x_k to `out` (n,), x_k being n numbers from offsets[k] of fds[k].
 
     `room` (K, any) is for what is read at once. False, and `out` is of no use, where a file cannot
-    be read: `_read`.
+    be read (`_read`) or a result is not finite.
     """
-    width, sums = room.shape[1], np.empty(BLOCK, np.float64)
+    width, sums, finite = room.shape[1], np.empty(BLOCK, np.float64), True
     for begin in range(0, len(out), width):
         there = min(width, len(out) - begin)
         if not _read(fds, offsets, begin * 4, room.view(np.uint8), there * 4):
@@ -132,7 +159,8 @@ def mean_of_floats(
             _sum_floats(room, start, stop, weights, total)
             for j in range(len(total)):
                 result[j] = total[j] * factor
-    return True
+            finite = finite and _floats_are_finite(result.view(np.uint32))
+    return finite
 
 
 @inlined
@@ -142,6 +170,7 @@ def _float(bits: int) -> Any:
 
 
 _sum_bfloats = _summing(_float)
+_bfloats_are_finite = _checking(np.uint16, 0x7FFF, 0x7F80)
 
 
 @compiled("boolean(int64[::1], int64[::1], uint16[:,::1], float64[::1], float64, uint16[::1])")
@@ -154,7 +183,8 @@ def mean_of_bfloats(
     out: NDArray[np.uint16],
 ) -> bool:
     """The same for bfloat16: by way of float32, as in torch, and to even where halfway."""
-    width, sums, words = room.shape[1], np.empty(BLOCK, np.float64), np.empty(BLOCK, np.uint32)
+    width, finite = room.shape[1], True
+    sums, words = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.uint32)
     for begin in range(0, len(out), width):
         there = min(width, len(out) - begin)
         if not _read(fds, offsets, begin * 2, room.view(np.uint8), there * 2):
@@ -170,4 +200,5 @@ def mean_of_bfloats(
             for j in range(n):
                 odd = (bits[j] >> np.uint32(16)) & np.uint32(1)
                 result[j] = (bits[j] + np.uint32(0x7FFF) + odd) >> np.uint32(16)
-    return True
+            finite = finite and _bfloats_are_finite(result)
+    return finite

@@ -74,14 +74,15 @@ class Merger:
         kind = applied(self._rule.kind, piece.action)
         count = piece.stop - piece.start
         dtype = dtype_of(self._inputs.models[0].entries[piece.key].dtype)
-        state = self._read_state(piece, kind)
         out = self._reader.space("out", 1, count, dtype)[0]
-        if not self._streams.take(piece.key, piece.start, out):
-            rows = self._models.read(piece, kind.needs_base)
-            if kind.mean and not rows.own:
-                self._means.take(rows, out)
-            else:
-                self._apply(piece, kind, rows, out, state)
+        if self._streams.take(piece.key, piece.start, out):
+            return out
+        state = self._read_state(piece, kind)
+        rows = self._models.read(piece, kind.needs_base)
+        if kind.mean and not rows.own:
+            self._means.take(rows, out)
+        else:
+            self._apply(piece, kind, rows, out, state)
         if not all(is_finite(values) for values in (out, *state.values())):
             raise NotFinite(piece)
         self._write_state(piece, state)
