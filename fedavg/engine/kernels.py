@@ -74,40 +74,35 @@ def _read(
     return True
 
 
-def _summing(widened: Callable[[Any], Any]) -> Callable[..., None]:
-    """A loop that sums numbers of the type that `widened` makes numbers of."""
+@inlined
+def _add_four(
+    before: float, u: float, a: float, v: float, b: float, w: float, c: float, x: float, d: float
+) -> float:
+    return before + u * a + v * b + w * c + x * d
 
-    @inlined
-    def four(
-        before: float, u: float, a: Any, v: float, b: Any, w: float, c: Any, x: float, d: Any
-    ) -> Any:
-        half = before + u * widened(a) + v * widened(b)
-        return half + w * widened(c) + x * widened(d)
 
-    @inlined
-    def add(rows: Any, start: int, stop: int, weights: NDArray[np.float64], total: Any) -> None:
-        """Put Σ weights[k] rows[k, start:stop] into `total`."""
-        count, k = len(rows), 0
-        if count < 4:
-            total[:] = 0.0
-        while k + 3 < count:  # four at a time: a sum is loaded and stored a quarter as often
-            a, b = rows[k, start:stop], rows[k + 1, start:stop]
-            c, d = rows[k + 2, start:stop], rows[k + 3, start:stop]
-            u, v, w, x = weights[k], weights[k + 1], weights[k + 2], weights[k + 3]
-            if k == 0:
-                for j in range(len(total)):
-                    total[j] = four(0.0, u, a[j], v, b[j], w, c[j], x, d[j])
-            else:
-                for j in range(len(total)):
-                    total[j] = four(total[j], u, a[j], v, b[j], w, c[j], x, d[j])
-            k += 4
-        while k < count:
-            a, u = rows[k, start:stop], weights[k]
+@inlined
+def _sum(rows: Any, start: int, stop: int, weights: NDArray[np.float64], total: Any) -> None:
+    """Put Σ weights[k] rows[k, start:stop] of float32 into `total`."""
+    count, k = len(rows), 0
+    if count < 4:
+        total[:] = 0.0
+    while k + 3 < count:  # four at a time: a sum is loaded and stored a quarter as often
+        a, b = rows[k, start:stop], rows[k + 1, start:stop]
+        c, d = rows[k + 2, start:stop], rows[k + 3, start:stop]
+        u, v, w, x = weights[k], weights[k + 1], weights[k + 2], weights[k + 3]
+        if k == 0:
             for j in range(len(total)):
-                total[j] += u * widened(a[j])
-            k += 1
-
-    return add
+                total[j] = _add_four(0.0, u, a[j], v, b[j], w, c[j], x, d[j])
+        else:
+            for j in range(len(total)):
+                total[j] = _add_four(total[j], u, a[j], v, b[j], w, c[j], x, d[j])
+        k += 4
+    while k < count:
+        a, u = rows[k, start:stop], weights[k]
+        for j in range(len(total)):
+            total[j] += u * a[j]
+        k += 1
 
 
 def _checking(unsigned: Any, size: int, infinity: int) -> Callable[[Any], bool]:
@@ -120,17 +115,11 @@ def _checking(unsigned: Any, size: int, infinity: int) -> Callable[[Any], bool]:
         for j in range(len(bits)):
             number = unsigned(bits[j] & mask)
             largest = number if number > largest else largest
-        return largest < limit
+        return bool(largest < limit)
 
     return finite
 
 
-@inlined
-def _itself(number: Any) -> Any:
-    return number
-
-
-_sum_floats = _summing(_itself)
 _floats_are_finite = _checking(np.uint32, 0x7FFFFFFF, 0x7F800000)
 
 
@@ -156,7 +145,7 @@ def mean_of_floats(
         for start in range(0, there, BLOCK):
             stop = min(start + BLOCK, there)
             total, result = sums[: stop - start], out[begin + start : begin + stop]
-            _sum_floats(room, start, stop, weights, total)
+            _sum(room, start, stop, weights, total)
             for j in range(len(total)):
                 result[j] = total[j] * factor
             finite = finite and _floats_are_finite(result.view(np.uint32))
@@ -164,12 +153,14 @@ def mean_of_floats(
 
 
 @inlined
-def _float(bits: int) -> Any:
-    """The float32 whose upper half these bits of a bfloat16 are."""
-    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+def _widen(rows: Any, start: int, stop: int, wide: Any) -> None:
+    """Put rows[:, start:stop] into the first columns of `wide`, as the upper halves of float32."""
+    for k in range(len(rows)):
+        narrow, words = rows[k, start:stop], wide[k]
+        for j in range(len(narrow)):
+            words[j] = np.uint32(narrow[j]) << np.uint32(16)
 
 
-_sum_bfloats = _summing(_float)
 _bfloats_are_finite = _checking(np.uint16, 0x7FFF, 0x7F80)
 
 
@@ -185,6 +176,7 @@ def mean_of_bfloats(
     """The same for bfloat16: by way of float32, as in torch, and to even where halfway."""
     width, finite = room.shape[1], True
     sums, words = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.uint32)
+    wide = np.empty((len(fds), BLOCK), np.uint32)
     for begin in range(0, len(out), width):
         there = min(width, len(out) - begin)
         if not _read(fds, offsets, begin * 2, room.view(np.uint8), there * 2):
@@ -193,7 +185,8 @@ def mean_of_bfloats(
             stop = min(start + BLOCK, there)
             n = stop - start
             total, bits, result = sums[:n], words[:n], out[begin + start : begin + stop]
-            _sum_bfloats(room, start, stop, weights, total)
+            _widen(room, start, stop, wide)
+            _sum(wide.view(np.float32), 0, n, weights, total)
             value = bits.view(np.float32)
             for j in range(n):
                 value[j] = total[j] * factor
