@@ -19,6 +19,8 @@ from typing import Any
 Merge = Callable[[str, list[int], list[str]], None]
 
 CHUNK = 1 << 20
+PAUSE = 0.02
+"""Seconds between two calls to store what was written."""
 
 
 def main() -> None:
@@ -66,8 +68,8 @@ def save(value: Any, out: str) -> None:
 def limit(store_meanwhile: bool = False) -> Merge:
     """Read every byte of the inputs and write as much as one of them, fsynced: two threads.
 
-    With `store_meanwhile` the disk begins to store what was written while the rest is read, as in a
-    merge of ours; else it has all of it to store at the end, as after a plain script.
+    With `store_meanwhile` a third has the disk store what was written while the rest is read, as in
+    a merge of ours; else it has all of it to store at the end, as after a plain script.
     """
 
     def merge(out: str, counts: list[int], files: list[str]) -> None:
@@ -87,13 +89,20 @@ def limit(store_meanwhile: bool = False) -> Merge:
                 for fd in inputs:
                     got = os.preadv(fd, [buffer], place)
                 os.pwrite(output, buffer[:got], place)
-                if store_meanwhile:
-                    os.posix_fadvise(output, place, got, os.POSIX_FADV_DONTNEED)
 
+        def store() -> None:
+            while not all_read.wait(PAUSE):
+                os.fdatasync(output)
+
+        all_read = threading.Event()
         threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
+        storing = [threading.Thread(target=store)] if store_meanwhile else []
+        for thread in (*threads, *storing):
             thread.start()
         for thread in threads:
+            thread.join()
+        all_read.set()
+        for thread in storing:
             thread.join()
         os.fsync(output)
         for fd in (*inputs, output):

@@ -11,11 +11,12 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import TracebackType
 
 from fedavg.agreement import Unmergeable
 from fedavg.formats.base import Checkpoint, Entry
-from fedavg.formats.output import begin_to_store
+from fedavg.formats.storing import Storing
 from fedavg.rule import Rule
 from fsworker.protocol.fsops import Store, storage_error
 
@@ -68,7 +69,7 @@ class StateWriter:
         self.path = path
         self._store = Store(folder or ".")
         header, self._places, self._size = _header(rule, entries, keys)
-        self._fd, self._made = -1, False
+        self._fd, self._made, self._storing = -1, False, Storing()
         try:
             self._fd = self._store.create(self._name)
             self._made = True
@@ -87,8 +88,9 @@ class StateWriter:
 
     def close(self) -> None:
         """Finish: on disk when this returns. StorageError."""
-        fd, self._fd = self._fd, -1
         try:
+            self._storing.end()
+            fd, self._fd = self._fd, -1
             self._store.seal(fd)
         except OSError as error:
             raise storage_error(error, "write", self.path) from error
@@ -105,6 +107,8 @@ class StateWriter:
 
     def abort(self) -> None:
         """Give up, and remove what was made."""
+        with suppress(OSError):
+            self._storing.end()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -114,7 +118,7 @@ class StateWriter:
     def _put(self, place: int, buffer: memoryview) -> None:
         while buffer:
             done = os.pwrite(self._fd, buffer, place)
-            begin_to_store(self._fd, place, done)
+            self._storing.wrote(self._fd, done)
             place, buffer = place + done, buffer[done:]
 
 

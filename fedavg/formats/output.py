@@ -9,23 +9,10 @@ from typing import Self, TypeVar
 
 from fedavg.formats.base import Checkpoint, Plan
 from fedavg.formats.contents import Put
+from fedavg.formats.storing import Storing
 from fsworker.protocol.fsops import Store, storage_error
 
 T = TypeVar("T")
-
-LARGE = 64 << 10
-"""Bytes from which on it is worth telling the system about a write."""
-
-
-def begin_to_store(fd: int, offset: int, count: int) -> None:
-    """Have the system write these bytes out now, while the next are worked on.
-
-    So the fsync at the end has little left to wait for. The advice that the bytes are not needed
-    does that on Linux, and keeps those that are not stored yet; it is no error where it fails.
-    """
-    if count >= LARGE:
-        with suppress(OSError):
-            os.posix_fadvise(fd, offset, count, os.POSIX_FADV_DONTNEED)
 
 
 class Writer:
@@ -46,6 +33,7 @@ class Writer:
         self._store = Store(folder or "/")
         self._files: dict[str, int] = {}
         self._puts: dict[str, Put] = {}
+        self._storing = Storing()
 
     @classmethod
     def create(
@@ -96,6 +84,7 @@ class Writer:
         try:
             for name, content in self._plan.files.items():
                 content.finish(self._puts[name])
+            self._try(self._storing.end)
             while self._files:
                 name, fd = self._files.popitem()
                 self._try(self._store.seal, fd)
@@ -108,6 +97,8 @@ class Writer:
 
     def abort(self) -> None:
         """Give up: close, and remove what was made. After `close` there is nothing to give up."""
+        with suppress(OSError):
+            self._storing.end()
         while self._files:
             os.close(self._files.popitem()[1])
         for name in self._puts:
@@ -133,7 +124,7 @@ class Writer:
             left = memoryview(data)
             while len(left):
                 count = self._try(os.pwrite, fd, left, offset)
-                begin_to_store(fd, offset, count)
+                self._try(self._storing.wrote, fd, count)
                 offset += count
                 left = left[count:]
 

@@ -83,6 +83,20 @@ HOSTILE = [
 ]
 
 
+def test_two_files_of_one_pickle_are_checked_each_for_itself(tmp_path: Path) -> None:
+    """The tree is made once for both: what it speaks of must be in each."""
+    whole = tmp_path / "whole.pt"
+    torch.save({"w": torch.randn(4)}, whole)
+    with zipfile.ZipFile(whole) as saved:
+        data = saved.read("whole/data.pkl")
+    poor = archive(tmp_path / "poor.pt", data)
+    for _ in range(2):
+        with open_checkpoint(whole) as checkpoint:
+            assert list(checkpoint.entries) == ["w"] and checkpoint.path == str(whole)
+        with pytest.raises(DamagedCheckpoint, match=r"poor\.pt"):
+            open_checkpoint(poor)
+
+
 @pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
 @pytest.mark.parametrize(("value", "name"), HOSTILE, ids=[name for _, name in HOSTILE])
 def test_what_names_code_is_refused_by_file_and_by_name_and_runs_nothing(

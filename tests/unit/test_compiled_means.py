@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -155,6 +156,33 @@ def test_a_file_that_was_cut_is_named(used: list[bool], tmp_path: Path) -> None:
     with pytest.raises(DamagedCheckpoint, match=r"1\.pt"):
         merged(inputs, tmp_path / "out")
     assert False in used and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("cached", [True, False, None])
+def test_only_what_is_not_in_memory_is_asked_for(
+    used: list[bool], tmp_path: Path, cached: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the kernel says is made up here: it decides for itself what it keeps. None: it does not
+    say, as for a filesystem that cannot."""
+    asked: list[int] = []
+
+    def preadv(fd: int, buffers: list[bytearray], offset: int, flags: int = 0) -> int:
+        if not flags:
+            return real(fd, buffers, offset)
+        assert flags == os.RWF_NOWAIT
+        if cached is None:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        if not cached:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return 1
+
+    real = os.preadv
+    inputs = saved(tmp_path, 3)
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, size, what: asked.append(what))
+    merged(inputs, tmp_path / "out")
+    wanted = 3 * sum(used)
+    assert wanted and asked.count(os.POSIX_FADV_WILLNEED) == (0 if cached else wanted)
 
 
 def test_other_types_and_rules_do_without(used: list[bool], tmp_path: Path) -> None:
