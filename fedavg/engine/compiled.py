@@ -38,6 +38,9 @@ ROOM = 512 << 10
 LEAST_READ = 16 << 10
 """Bytes of one model that it reads at least."""
 
+AHEAD = 3
+"""Pieces of a file that are to be in memory when one is begun: it, and those that come next."""
+
 MOST_MODELS = 128
 """Models whose files may be open all at once; a process may often hold no more than 1,024."""
 
@@ -130,8 +133,9 @@ class Streams:
     def _begin_to_read(self, stack: ExitStack, key: str, first: int, size: int) -> Any:
         """Descriptors, open as long as `stack` is, and offsets of `size` bytes in each file.
 
-        The system begins to fetch what it lacks: small reads that go round many files would not
-        make it. To ask it for what it has costs as much as a tenth of reading that.
+        The system begins to fetch what it lacks of them and of what follows: small reads that go
+        round many files would not make it. To ask it for what it has costs as much as a tenth of
+        reading that.
         """
         spots = np.empty((2, len(self._models)), np.int64)
         for k, model in enumerate(self._models):
@@ -139,9 +143,10 @@ class Streams:
             assert place is not None, "only keys that lie in a row are streamed"
             fd, offset = stack.enter_context(place.source.lent()), place.offset + first
             spots[:, k] = fd, offset
-            if not _at_hand(fd, offset + size - 1):
+            end = min(offset + AHEAD * size, place.source.size)
+            if not _at_hand(fd, end - 1):
                 with suppress(OSError):
-                    os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+                    os.posix_fadvise(fd, offset, end - offset, os.POSIX_FADV_WILLNEED)
         return spots
 
 
