@@ -70,8 +70,7 @@ def load(data: bytes, where: str) -> object:
 
 def _run(data: bytes) -> object:
     machine, stream = _Machine(), io.BytesIO(data)
-    read, count, objects = stream.read, 0, 0
-    name = ""
+    read, name, count, objects = stream.read, "", 0, 0
     while name != "STOP":
         code = read(1)
         found = _OPERATIONS.get(code)
@@ -153,16 +152,10 @@ class _Machine:
 
     # -- operations; each takes the argument that stands in the pickle
 
-    def push(self, value: object) -> None:
-        self.stack.append(value)
-
     def push_int(self, value: int) -> None:
         if value.bit_length() > 8 * MAX_INT - 1:
             raise admitted.NotMerged(f"it holds an integer of more than {MAX_INT} bytes")
         self.stack.append(value)
-
-    def push_bytearray(self, value: bytearray) -> None:
-        self.stack.append(Call("builtins.bytearray", (bytes(value),)))
 
     def put(self, index: int) -> None:
         self.memo[index] = self.top()
@@ -286,13 +279,13 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(
         ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"), _Machine.push_int
     ),
-    "BYTEARRAY8": _Machine.push_bytearray,
+    "BYTEARRAY8": lambda m, v: m.stack.append(Call("builtins.bytearray", (bytes(v),))),
     **dict.fromkeys(
         (
             "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE",
             "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
         ),
-        _Machine.push,
+        lambda m, value: m.stack.append(value),
     ),
 }  # fmt: skip
 

@@ -173,6 +173,7 @@ CALLS = {
 ALLOWED = {
     "fsworker.protocol.fsops": "the one module that does this on the run root",
     "fsworker.protocol.fsfolders": "its sibling, for folders and large files that others wrote",
+    "fedavg.formats.storing": "stores what was written to descriptors, and knows no names",
     "fsworker.digest": "digests the files of its own package",
     "ctl.bundle.contents": "lists the packages that are installed here",
     "ctl.removal": "deletes a run that has ended, by descriptors, so that no link is followed",
