@@ -97,10 +97,18 @@ def test_a_merge_whose_output_cannot_be_stored_leaves_nothing(
     torch.save({"w": torch.randn(5000)}, tmp_path / "in.pt")
     model = open_checkpoint(tmp_path / "in.pt")
 
+    told, end = threading.Event(), Storing.end
+
     def fails(fd: int) -> None:
+        told.set()
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    def end_after_that(self: Storing) -> None:
+        assert told.wait(60), "so small a merge may end before its thread has begun"
+        end(self)
+
     monkeypatch.setattr(os, "fdatasync", fails)
+    monkeypatch.setattr(Storing, "end", end_after_that)
     monkeypatch.setattr(storing, "STEP", 1000)
     with pytest.raises(StorageError, match=r"out.*No space left"):
         merge(rule(name), [Contribution("a", model, 1)], str(tmp_path / "out"), base=model,
