@@ -18,11 +18,11 @@ from torch import Tensor
 from fedavg.arithmetic import shares, weighted_mean, widen
 from fedavg.engine.crew import one_torch_thread
 
-SHAPES = ((1, 525), (2, 525), (3, 525), (5, 525), (8, 4101), (11, 525))
+SHAPES = ((1, 525), (2, 525), (3, 525), (5, 525), (8, 4101), (11, 525), (14, 525))
 """Of models (K, n): libraries go through a matrix by some columns and rows at a time, and end
 otherwise; real merges give them blocks of 4096 numbers and more."""
 
-WIDTH = 700
+WIDTH = 3000
 """Elements of a model that are read at once."""
 
 SEED = 5

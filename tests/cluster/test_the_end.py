@@ -18,11 +18,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 NAIVE = """
 import os, sys, time
+os.listdir(os.path.dirname(os.path.dirname(sys.argv[1])))
 assert not os.path.exists(sys.argv[1])
 print("looking", flush=True)
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.05)
 """
+"""The folder above is read first: were its attributes to run out amid the wait, and were it found
+changed, the kernel would ask for all of it anew and see the file by chance in a second or two."""
 STOPPING = 8.0
 """Seconds in which a stop intent is obeyed: a look every 2 s, and a Python that ends on an
 emulated processor of which a fourth is there."""
