@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 LIMIT = 256
@@ -40,19 +41,34 @@ class Pool:
 
     def borrow(self, owner: Reopened) -> Descriptor:
         """A descriptor of `owner`, opened if need be; `give_back` must follow."""
+        return self.borrow_all((owner,))[0]
+
+    def borrow_all(self, owners: Sequence[Reopened]) -> list[Descriptor]:
+        """One of each; `give_back` must follow. Where one cannot be opened none is lent."""
         with self._lock:
-            lent = self._open.pop(owner, None) or Descriptor(owner.open_again())
-            self._open[owner] = lent
-            lent.users += 1
+            found: list[Descriptor] = []
+            try:
+                for owner in owners:
+                    lent = self._open.pop(owner, None) or Descriptor(owner.open_again())
+                    self._open[owner] = lent
+                    lent.users += 1
+                    found.append(lent)
+            except BaseException:
+                self._end_use(found)
+                raise
             if len(self._open) > self._limit:
                 idle = [o for o, d in self._open.items() if not d.users]
                 for other in idle[: len(self._open) - self._limit]:
                     os.close(self._open.pop(other).fd)
-            return lent
+            return found
 
-    def give_back(self, lent: Descriptor) -> None:
-        """End a use."""
+    def give_back(self, *lent: Descriptor) -> None:
+        """End a use of each."""
         with self._lock:
+            self._end_use(lent)
+
+    def _end_use(self, some: Iterable[Descriptor]) -> None:
+        for lent in some:
             lent.users -= 1
             if lent.dropped and not lent.users:
                 os.close(lent.fd)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from fedavg.formats.descriptors import POOL
@@ -46,15 +46,6 @@ class Source:
                 POOL.drop(self, lent)
             finally:
                 POOL.give_back(lent)
-
-    @contextmanager
-    def lent(self) -> Iterator[int]:
-        """A descriptor of it, for who reads by other means; raises what opening it raises."""
-        lent = POOL.borrow(self)
-        try:
-            yield lent.fd
-        finally:
-            POOL.give_back(lent)
 
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes from `offset`; for headers, not for tensors."""
@@ -105,3 +96,13 @@ class Source:
                 raise DamagedCheckpoint(self.path, f"it ends at byte {offset}, within its data")
             offset += count
             left = left[count:]
+
+
+@contextmanager
+def lent(sources: Sequence[Source]) -> Iterator[list[int]]:
+    """A descriptor of each, for who reads by other means; raises what opening them raises."""
+    found = POOL.borrow_all(sources)
+    try:
+        yield [descriptor.fd for descriptor in found]
+    finally:
+        POOL.give_back(*found)
