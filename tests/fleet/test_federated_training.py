@@ -1,4 +1,5 @@
-"""Training through the fleet is the same, to the bit, as the same rounds in one process."""
+"""Training through the fleet is the same, to the bit, as the same rounds in one process; also when
+a participant changes hosts amid a round, for which it counts once."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ class Momentum:
 
 
 @pytest.mark.timeout(600)
-def test_rounds_through_the_fleet_are_those_of_one_process(ctl: Ctl) -> None:
-    fleet = JobFleet(ctl, "n0", "n1", options=("--federation",))
+def test_rounds_are_those_of_one_process_though_a_job_changes_hosts(ctl: Ctl) -> None:
+    fleet = JobFleet(ctl, "n0", "n1", "n2", options=("--federation",))
     command = [sys.executable, SCRIPT, "--save", "{checkpoint}", "--first", "{episode}"]
     group = ("--federation-group", "g", "--federation-size", str(len(SEEDS)))
     options = ("--checkpoint", "checkpoint.pt", "--episodes", str(ROUNDS), *group)
@@ -72,10 +73,14 @@ def test_rounds_through_the_fleet_are_those_of_one_process(ctl: Ctl) -> None:
         jobs += done.stdout.split()
         if len(jobs) == 1:  # the group is there, and no round can end before the other job is
             assert fleet.call("rounds", "g", "--rule", "fedavgm").returncode == 0
+    store, expected = Store(str(fleet.root)), Momentum()
+    wait_until(lambda: federation.read_global(store, "g", 2), 120, "the first round")
+    left = fleet.row(jobs[0]).host  # amid the second round this job moves to the host that is idle
+    assert left and fleet.call("drain", left, "--timeout", "1s").returncode == 0
     for job in jobs:
         result = fleet.over(job, 240)
         assert (result["status"], result["episodes_completed"]) == ("success", ROUNDS), result
-    store, expected = Store(str(fleet.root)), Momentum()
+    assert len({note.host for note in fleet.notes(jobs[0])}) == 2
     for episode in range(1, ROUNDS + 1):
         expected.merge([train(expected.model, seed, episode) for seed in SEEDS])
         assert expected.model is not None
