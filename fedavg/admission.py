@@ -79,15 +79,15 @@ def policy_of(group: Group) -> Policy:
     return policy_from(group.keys.items(), group.lora)
 
 
-def largest_of(group: Group) -> float:
-    """The largest value that the group's rule can be given."""
+def largest_of(group: Group) -> tuple[float, float]:
+    """The largest value that the group's rule can be given, and the largest in float64."""
     kind = strategies.RULES.get(group.rule)
-    return math.inf if kind is None else kind.largest
+    return (math.inf, math.inf) if kind is None else (kind.largest, kind.largest_double)
 
 
 def terms_of(group: Group) -> str:
     """A digest of those terms of a group that a verdict depends on."""
-    terms = json.dumps([largest_of(group), *group.keys.items()])
+    terms = json.dumps([*largest_of(group), *group.keys.items()])
     return hashlib.sha256(terms.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -110,9 +110,10 @@ def _examine(
             # Lists in JSON may grow with the episodes, such as rewards: they need only agree among
             # the uploads of a round, which `without_odd_ones` sees to.
             like = None if checkpoint.format == "json" else model
-            inspect(checkpoint, like=like, policy=policy, largest=largest_of(group))
+            most, double = largest_of(group)
+            inspect(checkpoint, like=like, policy=policy, largest=most, largest_double=double)
     except (FleetError, OSError) as error:
-        problem = _problem(store, error)
+        problem = problem_of(store, error)
         by_terms = problem.kind == NOT_FINITE
         return Verdict(replace(problem, terms=terms_of(group)) if by_terms else problem)
     return Verdict(None, layout, stamps)
@@ -154,7 +155,7 @@ def without_odd_ones(uploads: Iterable[Upload], layouts: dict[str, str]) -> list
     ]
 
 
-def _problem(store: Store, error: FleetError | OSError) -> Problem:
+def problem_of(store: Store, error: FleetError | OSError) -> Problem:
     """An error as why an upload does not count, in words that are the same on every mount."""
     if isinstance(error, UnsafeCheckpoint):
         kind = "unsafe"

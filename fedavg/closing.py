@@ -10,9 +10,8 @@ import logging
 import secrets
 
 from fedavg import strategies
-from fedavg.agreement import Unmergeable
 from fedavg.rule import Rule
-from fsworker.errors import FormatError, UsageError
+from fsworker.errors import FleetError, FormatError, Refused, UsageError
 from fsworker.protocol import artifacts
 from fsworker.protocol.federation import Global
 from fsworker.protocol.fsops import Store, storage_error
@@ -105,20 +104,19 @@ def close(
     return found
 
 
-def has_terms_of(plan: Plan, view: View) -> bool:
-    """Whether the group's rule and what becomes of its keys are still those of a plan."""
-    rule, group = rule_of(view.group, view.base), view.group
-    now = rule.name, dict(rule.params), dict(group.keys), group.lora
-    return now == (plan.rule, plan.options, plan.keys, plan.lora)
+def with_advice(error: FleetError, plan: Plan) -> FleetError:
+    """The error of a round that cannot be merged as it was closed, where nobody may take its plan
+    back: with what to do about it."""
+    words = f"round {plan.round} cannot be merged by {plan.rule}: {error}"
+    return Refused(f"{words}; stop all aggregators, and: fedavg reopen {plan.group}")
 
 
-def with_advice(error: Unmergeable, plan: Plan, alone: bool) -> Unmergeable:
-    """The error of a closed round that can never be merged, with what to do about it."""
-    name = plan.group
-    advice = f"ctl rounds {name} --rule NAME, or --option lr=…, changes what it is closed with"
-    last = "" if alone else f"; then stop all aggregators, and: fedavg reopen {name}"
-    words = f"round {plan.round} cannot be merged by {plan.rule}: {error}; {advice}{last}"
-    return Unmergeable(words, key=error.key)
+def without_anybody(error: FleetError, plan: Plan) -> FleetError:
+    """The error of a round that cannot be merged, nor without whoever is farthest from the others:
+    with what to do about it."""
+    advice = f"ctl rounds {plan.group} --rule NAME, or --option lr=…, changes how it is merged"
+    words = f"round {plan.round} cannot be merged by {plan.rule}: {error}; {advice}"
+    return Refused(f"{words}, and a lower --quorum lets it close without")
 
 
 def reopen(store: Store, group: str, number: int) -> str:

@@ -38,16 +38,15 @@ def distrust(contributor: Contributor) -> bool:
     return False
 
 
-def publish_merge(
+def prepare_merge(
     store: Store, eye: GroupEye, plan: Plan, *, trusted: Trusted = distrust, threads: int = 2
-) -> Global:
-    """Merge a closed round and publish the model: ours, or that of who was faster.
+) -> str:
+    """Merge what a plan names, whether it is published or not: gives a folder to be published.
 
     Raises FormatError for an input that is not what the plan says, UsageError and Refused for what
-    cannot be merged, StorageError. Nothing is published then, and nothing is left.
+    cannot be merged, StorageError. Nothing is left then.
     """
-    target = groups.global_dir(plan.group, plan.round + 1)
-    prepared = artifacts.prepare(store, target)
+    prepared = artifacts.prepare(store, groups.global_dir(plan.group, plan.round + 1))
     try:
         merge_into(store, eye, plan, prepared, trusted=trusted, threads=threads)
     except BaseException as error:
@@ -55,7 +54,16 @@ def publish_merge(
         if isinstance(error, OSError):
             raise storage_error(error, "write", store.path(prepared)) from None
         raise
-    mine = sha256(store.read(f"{prepared}/{groups.MERGE_FILE}"))
+    return prepared
+
+
+def publish_prepared(store: Store, eye: GroupEye, plan: Plan, prepared: str) -> Global:
+    """Publish the model of a closed round: ours, or that of who was faster. StorageError."""
+    target = groups.global_dir(plan.group, plan.round + 1)
+    try:
+        mine = sha256(store.read(f"{prepared}/{groups.MERGE_FILE}"))
+    except OSError as error:
+        raise storage_error(error, "read", store.path(prepared)) from None
     won = artifacts.publish(store, prepared, target)
     found = eye.model(plan.round + 1)
     if found is None:
