@@ -121,7 +121,7 @@ def _check_lora(entries: Mapping[str, Entry], rule: Rule, policy: Policy) -> Non
 
 def _check_bases(rule: Rule, inputs: Inputs, found: Mapping[str, Action]) -> None:
     first = inputs.models[0].entries
-    averaged = [key for key, action in found.items() if action in ("rule", "mean")]
+    averaged = [key for key, action in found.items() if action == "rule"]
     for name, own in zip(inputs.names, inputs.own_bases, strict=True):
         if own is not None and (wrong := base_disagreement(first, own.entries, averaged)):
             raise Unmergeable(f"its base: {wrong[1]}", participant=name, key=wrong[0])
