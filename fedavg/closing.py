@@ -48,6 +48,12 @@ def misfit(group: Group, base: Global | None, count: int) -> str | None:
     return None
 
 
+def keys_of(group: Group, base: Global | None) -> dict[str, str]:
+    """What becomes of keys in the next round: without a model, the first one's for a base."""
+    keep = "first" if base is None else "base"
+    return {key: keep if action == "base" else action for key, action in group.keys.items()}
+
+
 def check_terms(store: Store, group: Group) -> None:
     """FormatError for a group that asks for what there is not: somebody edited its file."""
     if (problem := terms_problem(group)) is not None:
@@ -68,7 +74,7 @@ def make_plan(view: View, decision: Decision) -> Plan:
         rule.name,
         decision.contributors,
         dict(rule.params),
-        dict(group.keys),
+        keys_of(group, base),
         group.lora,
         None if base is None else base.merge.digest,
         None if base is None else base.record_digest,

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 
 from fedavg import strategies
 from fedavg.checkpoint import Checkpoint, open_checkpoint
-from fedavg.engine import preparing
+from fedavg.engine import preparing, products
 from fedavg.merging import Contribution, Merged, merge
 from fedavg.policy import policy_from
 from fsworker.errors import FormatError
@@ -148,7 +148,9 @@ def rehearse(store: Store, eye: GroupEye, plan: Plan) -> None:
     rule = strategies.rule(plan.rule, plan.options)
     with _opened(store, eye, plan, verified=False) as (inputs, base, state):
         taking_part = preparing.inputs_of(rule, inputs, base, state)
-        preparing.actions_of(rule, taking_part, policy_from(plan.keys.items(), plan.lora))
+        policy = policy_from(plan.keys.items(), plan.lora)
+        preparing.actions_of(rule, taking_part, policy)
+        products.pairs(taking_part.models[0].entries, taking_part, policy)
 
 
 def verify_contributor(store: Store, group: str, contributor: Contributor) -> None:
