@@ -178,7 +178,7 @@ def late_problem(upload: Upload, newest: int, group: Group, base: Global | None)
     `base` is the model that its episode started from (None: it is gone, or was none).
     """
     late = rounds.late_problem(upload.job, upload.episode, newest, group)
-    if late is not None or upload.done is None:
+    if late is not None or upload.problem is not None or upload.done is None:
         return late or upload.problem
     if base is None:
         return Problem("late", f"round {upload.episode} had no model that its change counts from")

@@ -251,3 +251,128 @@ def test_a_plan_is_published_when_its_model_is_ready(
     monkeypatch.setattr(keeper.publishing, "prepare_merge", watched)
     swept(store)
     assert seen == [None] and counted(store, 1) == [("a", 1), ("b", 1)]
+
+
+# -- late uploads
+
+
+def test_the_variance_of_a_late_one_stays_positive(store: Store) -> None:
+    make_group(store, "abc", quorum=2, late="delta")
+
+    def variance(value: float) -> Save:
+        return saves({"bn": {"running_var": torch.full((2,), value), "weight": torch.ones(2)}})
+
+    for job in "abc":
+        upload(store, "g", job, 1, variance(1.0))
+    aggregator = swept(store)
+    for job in "ab":
+        upload(store, "g", job, 2, variance(0.1))
+    swept(store)
+    upload(store, "g", "c", 2, variance(0.1))
+    for job in "ab":
+        upload(store, "g", job, 3, variance(0.1))
+    while aggregator.sweep():
+        pass
+    assert ("c", 2) in counted(store, 3)
+    torch.testing.assert_close(model(store, 4)["bn"]["running_var"], torch.full((2,), 0.1))
+
+
+def test_an_older_upload_does_not_stand_for_a_job_whose_newer_one_counted(store: Store) -> None:
+    make_group(store, "abc", quorum=2, deadline=0.0, late="delta")
+    for job in "abc":
+        upload(store, "g", job, 1, 1.0)
+    aggregator = swept(store)
+    for job in "ab":
+        upload(store, "g", job, 2, 1.0)
+    while aggregator.sweep():
+        pass
+    federation.edit_group(store, "g", deadline=3600.0)
+    upload(store, "g", "c", 2, 5.0)
+    for job in "abc":
+        upload(store, "g", job, 3, 1.0)
+    aggregator.sweep()
+    assert counted(store, 3) == [("a", 3), ("b", 3), ("c", 3)]
+    for job in "ab":
+        upload(store, "g", job, 4, 1.0)
+    for _ in range(12):
+        aggregator.sweep()
+    assert GroupEye(store, "g").plan(4) is None, "c may still come"
+    assert refused(store, 2) == {"c": "late"}
+    view = GroupEye(store, "g").look(late=True)
+    assert view.late == ()
+    upload(store, "g", "c", 4, 1.0)
+    aggregator.sweep()
+    assert counted(store, 4) == [("a", 4), ("b", 4), ("c", 4)]
+
+
+# -- LoRA, and keys that stay as in a model that there is not
+
+
+def adapter(seed: int, rank: int = 2) -> Save:
+    torch.manual_seed(seed)
+    return saves({"q.lora_A.weight": torch.randn(rank, 6), "q.lora_B.weight": torch.randn(5, 2)})
+
+
+def test_a_late_change_of_a_product_is_refused(store: Store) -> None:
+    make_group(store, "abc", quorum=2, lora="product", late="delta")
+    for job in "abc":
+        upload(store, "g", job, 1, adapter(1))
+    aggregator = swept(store)
+    for job in "ab":
+        upload(store, "g", job, 2, adapter(2))
+    while aggregator.sweep():
+        pass
+    upload(store, "g", "c", 2, adapter(3))
+    for job in "ab":
+        upload(store, "g", job, 3, adapter(4))
+    while aggregator.sweep():
+        pass
+    assert aggregator.errors == {} and refused(store, 2) == {"c": "late"}
+    assert counted(store, 3) == [("a", 3), ("b", 3)]
+
+
+def pair(a: torch.Tensor, b: torch.Tensor) -> Save:
+    return saves({"q.lora_A.weight": a, "q.lora_B.weight": b})
+
+
+@pytest.mark.parametrize(
+    ("save", "words"),
+    [
+        (saves({"q.lora_A.weight": torch.ones(2, 6)}), "without its partner"),
+        (pair(torch.ones(2, 6), torch.ones(5, 3)), "their ranks are 2 and 3"),
+        (pair(torch.ones(2), torch.ones(5)), "which is no matrix"),
+        (pair(torch.ones(0, 6), torch.ones(5, 0)), "which is no matrix"),
+        (pair(torch.ones(2, 6).to(torch.int8), torch.ones(5, 2).to(torch.int8)), "is int8"),
+        (pair(torch.ones(2, 6, 3), torch.ones(5, 2, 3)), "their ranks are 2 and 6"),
+    ],
+)
+def test_what_has_no_product_is_told_before_a_round_is_closed(
+    store: Store, save: Save, words: str
+) -> None:
+    make_group(store, "ab", lora="product")
+    for job in "ab":
+        upload(store, "g", job, 1, save)
+    assert words in str(swept(store).errors["g"])
+    assert GroupEye(store, "g").plan(1) is None
+
+
+def test_products_out_of_the_range_are_laid_at_one_door(store: Store) -> None:
+    make_group(store, "abc", lora="product", quorum=2, deadline=3600.0)
+    for job, value in (("a", 1.0), ("b", 1e200), ("c", 2.0)):
+        a, b = torch.ones(2, 6, dtype=FLOAT64), torch.ones(5, 2, dtype=FLOAT64)
+        upload(store, "g", job, 1, pair(a * value, b * value))
+    assert swept(store).errors == {}
+    assert refused(store, 1) == {"b": "out of range"} and counted(store, 1) == [("a", 1), ("c", 1)]
+
+
+def test_a_key_that_stays_as_in_the_base_begins_as_the_first_ones(store: Store) -> None:
+    make_group(store, "ab", keys={"q_net*": "base"})
+    for episode in (1, 2):
+        upload(store, "g", "a", episode, 1.0 * episode)
+        upload(store, "g", "b", episode, 3.0 * episode)
+        assert swept(store).errors == {}
+    assert float(model(store, 3)["q_net_state_dict"]["0.weight"][0, 0]) == 1.0
+    assert float(model(store, 2)["target_net_state_dict"]["0.weight"][0, 0]) == 3.0
+    plan = GroupEye(store, "g").plan(1)
+    assert plan is not None and plan.keys == {"q_net*": "first"}
+    assert fedavg.cli.main(["verify", "g", "--recompute"]) == 0
