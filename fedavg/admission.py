@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from fedavg import strategies
+from fedavg import closing, strategies
 from fedavg.agreement import Unmergeable
 from fedavg.checkpoint import (
     Checkpoint,
@@ -24,6 +24,7 @@ from fedavg.checkpoint import (
     UnsupportedCheckpoint,
     open_checkpoint,
 )
+from fedavg.engine import preparing, products
 from fedavg.inspection import inspect
 from fedavg.policy import Policy, policy_from
 from fedavg.publishing import checkpoint_path, model_path
@@ -87,7 +88,8 @@ def largest_of(group: Group) -> tuple[float, float]:
 
 def terms_of(group: Group) -> str:
     """A digest of those terms of a group that a verdict depends on."""
-    terms = json.dumps([*largest_of(group), *group.keys.items()])
+    products = group.rule if group.lora == "product" else ""  # not all rules merge these
+    terms = json.dumps([*largest_of(group), *group.keys.items(), group.lora, products])
     return hashlib.sha256(terms.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -112,11 +114,26 @@ def _examine(
             like = None if checkpoint.format == "json" else model
             most, double = largest_of(group)
             inspect(checkpoint, like=like, policy=policy, largest=most, largest_double=double)
+            if model is None and (wrong := _unfit(store, group, checkpoint, policy)) is not None:
+                return Verdict(wrong)
     except (FleetError, OSError) as error:
         problem = problem_of(store, error)
         by_terms = problem.kind == NOT_FINITE
         return Verdict(replace(problem, terms=terms_of(group)) if by_terms else problem)
     return Verdict(None, layout, stamps)
+
+
+def _unfit(store: Store, group: Group, checkpoint: Checkpoint, policy: Policy) -> Problem | None:
+    """Why an upload could not be merged, whoever else takes part, by the terms of the group.
+
+    Where a model tells what is misshapen, that was merged by them.
+    """
+    try:
+        preparing.actions_alone(closing.rule_of(group, None), checkpoint.entries, policy)
+        products.pairs_alone(checkpoint.entries, policy)
+    except FleetError as error:
+        return replace(problem_of(store, error), terms=terms_of(group))
+    return None
 
 
 def stamps_of(store: Store, folder: str, files: Iterable[FileDigest]) -> Stamps:

@@ -47,8 +47,8 @@ def _is_in(path: str | None, folder: str) -> bool:
 class Candidates:
     """The uploads that a round may close with, and those that were found to stand in its way.
 
-    `refused` are out for certain; `doubted` only if the round closes without them, and `doubt` is
-    the error of the first of these.
+    Who is `doubted` is out only if the round closes without; `doubt` is the error of the first of
+    all. `afresh`: the rule's state is left aside, since what it holds may be out of range itself.
     """
 
     def __init__(self, store: Store, number: int, uploads: Sequence[Upload]) -> None:
@@ -56,6 +56,7 @@ class Candidates:
         self.uploads = list(uploads)
         self.doubted: list[Upload] = []
         self.doubt: FleetError | None = None
+        self.afresh = self._has_state = False
 
     def drop(self, plan: Plan, error: FleetError) -> Upload | None:
         """Take out whom a merge by `plan` failed for: gives it if it is to be refused at once.
@@ -79,8 +80,22 @@ class Candidates:
         if problem.kind == OUT_OF_RANGE:
             self.doubt = self.doubt or closing.without_anybody(error, plan)
             self.doubted.append(odd)
+            self._has_state = plan.state is not None
             return None
         return odd if late or problem.kind != MISSHAPEN else None
+
+    def begin_afresh(self) -> bool:
+        """Take those who are doubted in again and leave the rule's state aside, once.
+
+        False when that was done, or changes nothing: then the round cannot close yet.
+        """
+        if self.doubt is None or self.afresh or not self._has_state:
+            return False
+        again = {(u.job, u.episode): replace(u, problem=None) for u in self.doubted}
+        others = (u for u in self.uploads if (u.job, u.episode) not in again)
+        self.uploads = [*others, *again.values()]
+        self.doubted, self.afresh = [], True
+        return True
 
 
 def _is_of(upload: Upload, contributor: Contributor) -> bool:

@@ -61,12 +61,12 @@ def check_terms(store: Store, group: Group) -> None:
         raise FormatError(f"{path}: {problem}", path=path)
 
 
-def make_plan(view: View, decision: Decision) -> Plan:
-    """The plan of the open round, from what was seen and decided."""
+def make_plan(view: View, decision: Decision, *, afresh: bool = False) -> Plan:
+    """The plan of the open round, from what was seen and decided; `afresh`: without a state."""
     group, base = view.group, view.base
     rule = rule_of(group, base)
     state = None
-    if base is not None and base.merge.rule == rule.name:
+    if base is not None and base.merge.rule == rule.name and not afresh:
         state = base.merge.state_digest
     return Plan(
         group.group,

@@ -119,10 +119,13 @@ class GroupKeeper:
         while True:
             decision = rounds.decide(self._observation(view, given.uploads, now))
             if not decision.closes:
+                if given.begin_afresh():
+                    continue
                 return self._wait(view, decision, given)
             if view.group.late == DELTA and not view.complete:
                 return self._close_with_late_ones(view)
-            plan, closed = closing.make_plan(view, decision), now or self._server_time()
+            plan = closing.make_plan(view, decision, afresh=given.afresh)
+            closed = now or self._server_time()
             try:
                 publishing.rehearse(self.store, self.eye, plan)
                 prepared = self._maker.merged(plan)

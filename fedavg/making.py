@@ -7,6 +7,7 @@ aggregator of another version that closed the round.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ class Maker:
         """
         known = self._hopeless.get(plan.to_json())
         if known is not None:
-            raise known.with_traceback(None)
+            raise copy.copy(known)
         words = f"merging {len(plan.contributors)} uploads by {plan.rule}"
         self.tell(GroupReport(plan.round, "merging", words))
         try:
@@ -53,7 +54,7 @@ class Maker:
                 self.store, self.eye, plan, trusted=self.trusted, threads=self.threads
             )
         except Unmergeable as error:  # whoever tries it, and however often
-            self._hopeless[plan.to_json()] = error
+            self._hopeless[plan.to_json()] = copy.copy(error)  # without what it was raised among
             raise
 
     def publish(self, plan: Plan, prepared: str) -> GroupReport:
@@ -72,7 +73,8 @@ class Maker:
         hopeless = isinstance(error, Unmergeable)
         if not hopeless and blame.blamed(self.store, plan, error) is None:
             raise error
-        if self.eye.look().plan == plan:  # and nobody else published it meanwhile
+        self.eye.forget_plan(plan.round)  # somebody else may have taken it back
+        if self.eye.look().plan == plan:  # and nobody published it meanwhile
             if not self.alone:
                 raise closing.with_advice(error, plan)
             log.warning("%s: round %d: %s", plan.group, plan.round, error)

@@ -39,11 +39,21 @@ class Pairs:
 
 
 def pairs(entries: Mapping[str, Entry], inputs: Inputs, policy: Policy) -> Pairs:
-    """The pairs of a checkpoint, if the policy wants their products.
+    """The pairs of the checkpoints, if the policy wants their products. As `pairs_alone`.
 
-    Unmergeable for a factor without a partner, and for two that have no product; UsageError where
-    participants have bases of their own, since what changed in a product is not a product of what
-    changed.
+    UsageError where participants have bases of their own, since what changed in a product is not a
+    product of what changed.
+    """
+    found = pairs_alone(entries, policy)
+    if policy.lora == "product" and inputs.bases:
+        raise UsageError("the product of LoRA factors cannot be moved from one base to another")
+    return found
+
+
+def pairs_alone(entries: Mapping[str, Entry], policy: Policy) -> Pairs:
+    """The pairs of one checkpoint by itself.
+
+    Unmergeable for a factor without a partner, and for two that have no product.
     """
     if policy.lora != "product":
         return Pairs()
@@ -54,8 +64,6 @@ def pairs(entries: Mapping[str, Entry], inputs: Inputs, policy: Policy) -> Pairs
     for a, b in found.found:
         if why := _misfit(entries[a], entries[b]):
             raise Unmergeable(f"{a} and {b} are no pair of LoRA factors: {why}", key=a)
-    if inputs.bases:
-        raise UsageError("the product of LoRA factors cannot be moved from one base to another")
     return found
 
 

@@ -154,6 +154,39 @@ def test_a_late_change_that_goes_too_far_is_out_for_good(store: Store) -> None:
     assert counted(store, 4) == [("a", 4), ("c", 4)]
 
 
+@pytest.mark.parametrize(
+    ("rule", "value", "dtype", "samples"),
+    [
+        ("fedavgm", 60000.0, FLOAT16, 1e6),
+        ("fedavgm", 3.4e38, FLOAT32, None),
+        ("diloco", 60000.0, FLOAT16, None),
+        ("diloco", 3.4e38, FLOAT32, None),
+        ("fedavgm", 1.7e308, FLOAT64, 100.0),
+    ],
+)
+def test_what_fits_and_moves_the_state_stops_no_later_round(
+    store: Store, rule: str, value: float, dtype: torch.dtype, samples: float | None
+) -> None:
+    """The momentum that it left takes the honest out of the range: then it begins anew."""
+    jobs = "abcde"
+    make_group(store, jobs, rule=rule, quorum=4, deadline=3600.0)
+    aggregator = Aggregator(store, threads=1)
+    for job in jobs:
+        upload(store, "g", job, 1, filled(1.0, dtype))
+    while aggregator.sweep():
+        pass
+    for episode in range(2, 10):
+        near = float(model(store, episode)["w"][0])
+        for job in jobs:
+            count = None if samples is None else samples if job == "b" else 1.0
+            given = filled(value if job == "b" else near, dtype)
+            upload(store, "g", job, episode, given, samples=count)
+        while aggregator.sweep():
+            pass
+        assert aggregator.errors == {}, episode
+        assert torch.isfinite(model(store, episode + 1)["w"]).all()
+
+
 # -- uploads that are altered after they were admitted
 
 
@@ -346,14 +379,32 @@ def pair(a: torch.Tensor, b: torch.Tensor) -> Save:
         (pair(torch.ones(2, 6, 3), torch.ones(5, 2, 3)), "their ranks are 2 and 6"),
     ],
 )
-def test_what_has_no_product_is_told_before_a_round_is_closed(
+def test_what_has_no_product_is_refused_when_it_arrives(
     store: Store, save: Save, words: str
 ) -> None:
-    make_group(store, "ab", lora="product")
+    make_group(store, "abc", lora="product", quorum=1, deadline=3600.0)
+    upload(store, "g", "a", 1, save)
+    aggregator = swept(store)
+    assert words in GroupEye(store, "g").refusals(1)["a"].reason
+    for job in "bc":
+        upload(store, "g", job, 1, adapter(1))
+    aggregator.sweep()
+    assert aggregator.errors == {} and counted(store, 1) == [("b", 1), ("c", 1)]
+
+
+def test_factors_count_once_the_group_says_what_becomes_of_them(store: Store) -> None:
+    make_group(store, "ab")
     for job in "ab":
-        upload(store, "g", job, 1, save)
-    assert words in str(swept(store).errors["g"])
-    assert GroupEye(store, "g").plan(1) is None
+        upload(store, "g", job, 1, adapter(1))
+    report = swept(store).reports["g"]
+    assert report.state == "stuck" and refused(store, 1) == {"a": "misshapen", "b": "misshapen"}
+    assert "say what to average" in GroupEye(store, "g").refusals(1)["a"].reason
+    federation.edit_group(store, "g", rule="median", lora="product")
+    assert swept(store).reports["g"].state == "stuck"
+    assert "merged by fedavg alone" in GroupEye(store, "g").refusals(1)["a"].reason
+    federation.edit_group(store, "g", lora="factors")
+    assert swept(store).errors == {}
+    assert counted(store, 1) == [("a", 1), ("b", 1)] and refused(store, 1) == {}
 
 
 def test_products_out_of_the_range_are_laid_at_one_door(store: Store) -> None:
