@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from fedavg import strategies
+from fedavg import closing, strategies
 from fedavg.agreement import Unmergeable
 from fedavg.checkpoint import (
     Checkpoint,
@@ -24,6 +24,7 @@ from fedavg.checkpoint import (
     UnsupportedCheckpoint,
     open_checkpoint,
 )
+from fedavg.engine import preparing, products
 from fedavg.inspection import inspect
 from fedavg.policy import Policy, policy_from
 from fedavg.publishing import checkpoint_path, model_path
@@ -79,15 +80,16 @@ def policy_of(group: Group) -> Policy:
     return policy_from(group.keys.items(), group.lora)
 
 
-def largest_of(group: Group) -> float:
-    """The largest value that the group's rule can be given."""
+def largest_of(group: Group) -> tuple[float, float]:
+    """The largest value that the group's rule can be given, and the largest in float64."""
     kind = strategies.RULES.get(group.rule)
-    return math.inf if kind is None else kind.largest
+    return (math.inf, math.inf) if kind is None else (kind.largest, kind.largest_double)
 
 
 def terms_of(group: Group) -> str:
     """A digest of those terms of a group that a verdict depends on."""
-    terms = json.dumps([largest_of(group), *group.keys.items()])
+    products = group.rule if group.lora == "product" else ""  # not all rules merge these
+    terms = json.dumps([*largest_of(group), *group.keys.items(), group.lora, products])
     return hashlib.sha256(terms.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -110,12 +112,28 @@ def _examine(
             # Lists in JSON may grow with the episodes, such as rewards: they need only agree among
             # the uploads of a round, which `without_odd_ones` sees to.
             like = None if checkpoint.format == "json" else model
-            inspect(checkpoint, like=like, policy=policy, largest=largest_of(group))
+            most, double = largest_of(group)
+            inspect(checkpoint, like=like, policy=policy, largest=most, largest_double=double)
+            if model is None and (wrong := _unfit(store, group, checkpoint, policy)) is not None:
+                return Verdict(wrong)
     except (FleetError, OSError) as error:
-        problem = _problem(store, error)
+        problem = problem_of(store, error)
         by_terms = problem.kind == NOT_FINITE
         return Verdict(replace(problem, terms=terms_of(group)) if by_terms else problem)
     return Verdict(None, layout, stamps)
+
+
+def _unfit(store: Store, group: Group, checkpoint: Checkpoint, policy: Policy) -> Problem | None:
+    """Why an upload could not be merged, whoever else takes part, by the terms of the group.
+
+    Where a model tells what is misshapen, that was merged by them.
+    """
+    try:
+        preparing.actions_alone(closing.rule_of(group, None), checkpoint.entries, policy)
+        products.pairs_alone(checkpoint.entries, policy)
+    except FleetError as error:
+        return replace(problem_of(store, error), terms=terms_of(group))
+    return None
 
 
 def stamps_of(store: Store, folder: str, files: Iterable[FileDigest]) -> Stamps:
@@ -154,7 +172,7 @@ def without_odd_ones(uploads: Iterable[Upload], layouts: dict[str, str]) -> list
     ]
 
 
-def _problem(store: Store, error: FleetError | OSError) -> Problem:
+def problem_of(store: Store, error: FleetError | OSError) -> Problem:
     """An error as why an upload does not count, in words that are the same on every mount."""
     if isinstance(error, UnsafeCheckpoint):
         kind = "unsafe"
@@ -177,7 +195,7 @@ def late_problem(upload: Upload, newest: int, group: Group, base: Global | None)
     `base` is the model that its episode started from (None: it is gone, or was none).
     """
     late = rounds.late_problem(upload.job, upload.episode, newest, group)
-    if late is not None or upload.done is None:
+    if late is not None or upload.problem is not None or upload.done is None:
         return late or upload.problem
     if base is None:
         return Problem("late", f"round {upload.episode} had no model that its change counts from")

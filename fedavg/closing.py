@@ -10,9 +10,8 @@ import logging
 import secrets
 
 from fedavg import strategies
-from fedavg.agreement import Unmergeable
 from fedavg.rule import Rule
-from fsworker.errors import FormatError, UsageError
+from fsworker.errors import FleetError, FormatError, Refused, UsageError
 from fsworker.protocol import artifacts
 from fsworker.protocol.federation import Global
 from fsworker.protocol.fsops import Store, storage_error
@@ -49,6 +48,12 @@ def misfit(group: Group, base: Global | None, count: int) -> str | None:
     return None
 
 
+def keys_of(group: Group, base: Global | None) -> dict[str, str]:
+    """What becomes of keys in the next round: without a model, the first one's for a base."""
+    keep = "first" if base is None else "base"
+    return {key: keep if action == "base" else action for key, action in group.keys.items()}
+
+
 def check_terms(store: Store, group: Group) -> None:
     """FormatError for a group that asks for what there is not: somebody edited its file."""
     if (problem := terms_problem(group)) is not None:
@@ -56,12 +61,12 @@ def check_terms(store: Store, group: Group) -> None:
         raise FormatError(f"{path}: {problem}", path=path)
 
 
-def make_plan(view: View, decision: Decision) -> Plan:
-    """The plan of the open round, from what was seen and decided."""
+def make_plan(view: View, decision: Decision, *, afresh: bool = False) -> Plan:
+    """The plan of the open round, from what was seen and decided; `afresh`: without a state."""
     group, base = view.group, view.base
     rule = rule_of(group, base)
     state = None
-    if base is not None and base.merge.rule == rule.name:
+    if base is not None and base.merge.rule == rule.name and not afresh:
         state = base.merge.state_digest
     return Plan(
         group.group,
@@ -69,7 +74,7 @@ def make_plan(view: View, decision: Decision) -> Plan:
         rule.name,
         decision.contributors,
         dict(rule.params),
-        dict(group.keys),
+        keys_of(group, base),
         group.lora,
         None if base is None else base.merge.digest,
         None if base is None else base.record_digest,
@@ -105,20 +110,19 @@ def close(
     return found
 
 
-def has_terms_of(plan: Plan, view: View) -> bool:
-    """Whether the group's rule and what becomes of its keys are still those of a plan."""
-    rule, group = rule_of(view.group, view.base), view.group
-    now = rule.name, dict(rule.params), dict(group.keys), group.lora
-    return now == (plan.rule, plan.options, plan.keys, plan.lora)
+def with_advice(error: FleetError, plan: Plan) -> FleetError:
+    """The error of a round that cannot be merged as it was closed, where nobody may take its plan
+    back: with what to do about it."""
+    words = f"round {plan.round} cannot be merged by {plan.rule}: {error}"
+    return Refused(f"{words}; stop all aggregators, and: fedavg reopen {plan.group}")
 
 
-def with_advice(error: Unmergeable, plan: Plan, alone: bool) -> Unmergeable:
-    """The error of a closed round that can never be merged, with what to do about it."""
-    name = plan.group
-    advice = f"ctl rounds {name} --rule NAME, or --option lr=…, changes what it is closed with"
-    last = "" if alone else f"; then stop all aggregators, and: fedavg reopen {name}"
-    words = f"round {plan.round} cannot be merged by {plan.rule}: {error}; {advice}{last}"
-    return Unmergeable(words, key=error.key)
+def without_anybody(error: FleetError, plan: Plan) -> FleetError:
+    """The error of a round that cannot be merged, nor without whoever is farthest from the others:
+    with what to do about it."""
+    advice = f"ctl rounds {plan.group} --rule NAME, or --option lr=…, changes how it is merged"
+    words = f"round {plan.round} cannot be merged by {plan.rule}: {error}; {advice}"
+    return Refused(f"{words}, and a lower --quorum lets it close without")
 
 
 def reopen(store: Store, group: str, number: int) -> str:

@@ -36,6 +36,7 @@ def inspect(
     like: Checkpoint | None = None,
     policy: Policy | None = None,
     largest: float = math.inf,
+    largest_double: float = math.inf,
     participant: str | None = None,
     threads: int = 1,
 ) -> Inspected:
@@ -43,7 +44,7 @@ def inspect(
 
     That is one whose keys, shapes or types differ from those of `like` (the round's base, or an
     upload that was admitted), or with a value that is NaN or infinite where the policy averages, or
-    beyond `largest` (`Kind.largest`) where the rule is applied.
+    beyond `largest` (`Kind.largest`; in float64 `largest_double`) where the rule is applied.
     """
     if like is not None and (wrong := disagreement(like.entries, checkpoint.entries, like.path)):
         raise Unmergeable(wrong[1], participant=participant, key=wrong[0])
@@ -55,7 +56,7 @@ def inspect(
     }
 
     def looker() -> _Looker:
-        return _Looker(checkpoint, participant, largest)
+        return _Looker(checkpoint, participant, largest, largest_double)
 
     work_off(pieces(entries, averaged, 8), looker, threads)
     return Inspected(
@@ -67,8 +68,11 @@ def inspect(
 class _Looker:
     """Looks at pieces; one a thread."""
 
-    def __init__(self, checkpoint: Checkpoint, participant: str | None, largest: float) -> None:
-        self._checkpoint, self._participant, self._largest = checkpoint, participant, largest
+    def __init__(
+        self, checkpoint: Checkpoint, participant: str | None, largest: float, double: float
+    ) -> None:
+        self._checkpoint, self._participant = checkpoint, participant
+        self._largest, self._double = largest, double
         self._reader = Reader()
 
     def __call__(self, piece: Piece) -> None:
@@ -78,12 +82,13 @@ class _Looker:
             fault = first_fault(values, self._participant, self._checkpoint, piece.key, piece.start)
             assert fault is not None
             raise fault
-        if piece.action == "rule" and self._largest < math.inf and values.dtype != torch.float64:
-            self._refuse_large(piece, values)
+        limit = self._double if values.dtype == torch.float64 else self._largest
+        if piece.action == "rule" and limit < math.inf:
+            self._refuse_large(piece, values, limit)
 
-    def _refuse_large(self, piece: Piece, values: Tensor) -> None:
+    def _refuse_large(self, piece: Piece, values: Tensor, limit: float) -> None:
         low, high = map(float, torch.aminmax(values))
-        if max(-low, high) > self._largest:
+        if max(-low, high) > limit:
             worst = high if high >= -low else low
             raise Unmergeable(
                 f"{piece.key} in {self._checkpoint.path} is not finite once it is squared, as the "

@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fedavg import admission, closing, publishing, refusing, retention
-from fedavg.admission import Verdict
-from fedavg.agreement import Unmergeable
-from fsworker.protocol import rounds
+from fedavg.blame import Candidates
+from fedavg.judging import Judge
+from fedavg.making import Maker
+from fsworker.errors import FleetError
+from fsworker.protocol import artifacts, rounds
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.groupview import GroupEye, View
 from fsworker.protocol.layout import groups
 from fsworker.protocol.records.round import (
     DELTA,
-    Contributor,
     Final,
     GroupReport,
     Plan,
@@ -72,10 +73,10 @@ class GroupKeeper:
         tell: Callable[[GroupReport], None] = _say_nothing,
     ) -> None:
         self.store, self.group = store, group
-        self.alone, self.threads, self.tell = alone, threads, tell
+        self.alone = alone
         self.eye = GroupEye(store, group)
-        self._verdicts: dict[tuple[int, str], Verdict] = {}
-        self._hopeless: tuple[Plan, Unmergeable] | None = None
+        self._judge = Judge(store, group, tell)
+        self._maker = Maker(store, self.eye, alone, threads, self._judge.is_trusted, tell)
         self._cleaned = 0
         self._kept = 0
 
@@ -86,76 +87,95 @@ class GroupKeeper:
             self._clean(view)
         if view.finished:
             return self._finish(view)
-        if view.plan is None or self._hopeless:
-            closing.check_terms(self.store, view.group)
-        if self._hopeless and self._hopeless[0] == view.plan:
-            return self._close_anew(view)
+        if view.plan is not None:
+            return self._merge(view.plan)
+        closing.check_terms(self.store, view.group)
         try:
-            found = view.plan or self._try_to_close(view)
+            return self._try_to_close(view)
         except _Outrun:
             words = "another aggregator closed it"
             return Step(GroupReport(view.round, "waiting", words), merged=True)
-        return found if isinstance(found, Step) else self._merge(found)
 
     def _merge(self, plan: Plan) -> Step:
+        """Merge a round that was closed by another aggregator, or by one that was killed since."""
         self._write_refusals(plan)
-        words = f"merging {len(plan.contributors)} uploads by {plan.rule}"
-        self.tell(GroupReport(plan.round, "merging", words))
         try:
-            model = publishing.publish_merge(
-                self.store, self.eye, plan, trusted=self._is_trusted, threads=self.threads
-            )
-        except Unmergeable as error:  # whoever tries it, and however often
-            self._hopeless = plan, closing.with_advice(error, plan, self.alone)
-            return self._close_anew(self.eye.look())
-        names = ", ".join(c.job for c in plan.contributors)
-        log.info("%s: round %d merged of %s: %s", self.group, plan.round, names, model.folder)
-        return Step(GroupReport(plan.round, "merged", f"merged {names}"), merged=True)
-
-    def _close_anew(self, view: View) -> Step:
-        """Open a round again that cannot be merged as it was closed, if the terms are others now.
-
-        Else raises the error. So does one that is not alone: another may be at work on the plan.
-        """
-        assert self._hopeless is not None
-        plan, error = self._hopeless
-        if not self.alone or closing.has_terms_of(plan, view):
-            raise error.with_traceback(None)
-        words = "its terms were changed, so it is closed anew"
-        if view.plan == plan:  # and nobody else published it meanwhile
-            closing.reopen(self.store, self.group, plan.round)
-            self.eye.forget_plan(plan.round)
-        return Step(GroupReport(plan.round, "waiting", words), merged=True)
+            prepared = self._maker.merged(plan)
+        except FleetError as error:
+            return Step(self._maker.take_back(plan, error), merged=True)
+        return Step(self._maker.publish(plan, prepared), merged=True)
 
     # -- an open round
 
-    def _try_to_close(self, view: View) -> Plan | Step:
-        uploads = [*self._admitted(view), *self._late(view)]
+    def _try_to_close(self, view: View) -> Step:
+        """Merge the round and close it, if it closes: no plan is published that nobody can merge.
+
+        Whoever stands in its way is out, and the round is looked at again.
+        """
+        given = Candidates(self.store, view.round, [*self._admitted(view), *self._late(view)])
         now = self._now(view)
-        if uploads and view.since is None:
+        if given.uploads and view.since is None:
             view = self._begin_to_wait(view, now)
         while True:
-            decision = rounds.decide(self._observation(view, uploads, now))
+            decision = rounds.decide(self._observation(view, given.uploads, now))
             if not decision.closes:
-                admitted = tuple(c.job for c in decision.contributors)
-                report = GroupReport(view.round, decision.state, decision.why, admitted)
-                return Step(report, decision=decision)
+                if given.begin_afresh():
+                    continue
+                return self._wait(view, decision, given)
             if view.group.late == DELTA and not view.complete:
                 return self._close_with_late_ones(view)
-            plan = closing.make_plan(view, decision)
+            plan = closing.make_plan(view, decision, afresh=given.afresh)
+            closed = now or self._server_time()
             try:
                 publishing.rehearse(self.store, self.eye, plan)
-            except Unmergeable as error:
-                # Whoever does not go with the others is out, and the round is looked at again.
-                odd = {u.job: u for u in uploads}.get(error.participant or "")
-                if odd is None:
-                    raise
-                uploads[uploads.index(odd)] = odd.refused("misshapen", str(error))
+                prepared = self._maker.merged(plan)
+            except FleetError as error:
+                self._check_open(view)
+                if (odd := given.drop(plan, error)) is not None and odd.problem is not None:
+                    self._refuse(odd, self._judge.overrule(view.group, odd, odd.problem))
                 continue
-            closed = now or self._server_time()
-            return closing.close(self.store, self.eye, view, plan, decision, closed)
+            try:
+                return self._close(view, plan, decision, closed, prepared, given)
+            except BaseException:
+                artifacts.discard(self.store, prepared)
+                raise
 
-    def _close_with_late_ones(self, view: View) -> Plan | Step:
+    def _wait(self, view: View, decision: Decision, given: Candidates) -> Step:
+        why = decision.why
+        if given.doubt is not None:
+            if decision.state == "stuck":
+                raise given.doubt.with_traceback(None)
+            why = f"{why}, for it cannot be merged with all that are there: {given.doubt}"
+        admitted = tuple(c.job for c in decision.contributors)
+        return Step(GroupReport(view.round, decision.state, why, admitted), decision=decision)
+
+    def _close(
+        self,
+        view: View,
+        plan: Plan,
+        decision: Decision,
+        closed: float,
+        prepared: str,
+        given: Candidates,
+    ) -> Step:
+        self._check_open(view)
+        found = closing.close(self.store, self.eye, view, plan, decision, closed)
+        if found != plan:
+            artifacts.discard(self.store, prepared)
+            return self._merge(found)
+        for upload in given.doubted:
+            if upload.episode < view.round and upload.problem is not None:
+                self._refuse(upload, upload.problem)
+        self._write_refusals(plan)
+        return Step(self._maker.publish(plan, prepared), merged=True)
+
+    def _check_open(self, view: View) -> None:
+        base = self.eye.newest()
+        number = base.episode if base is not None else 1
+        if number != view.round or self.eye.plan(number) is not None:
+            raise _Outrun
+
+    def _close_with_late_ones(self, view: View) -> Step:
         """Look again: what is there when a round closes counts in it, whoever's look it was."""
         again = self.eye.look(late=True)
         if again.round != view.round or again.plan is not None:
@@ -175,7 +195,7 @@ class GroupKeeper:
         known = self.eye.refusals(view.round)
         for seen in view.uploads:
             again = admission.outdated(seen.problem, view.group)
-            upload = self._judged(view, seen) if seen.counts or again else seen
+            upload = self._judge.judged(view, seen) if seen.counts or again else seen
             problem = upload.problem
             if problem is not None and problem.kind == admission.UNREADABLE:
                 log.warning("%s: %s: %s", self.group, upload.job, problem.reason)
@@ -188,27 +208,15 @@ class GroupKeeper:
                 else:
                     refusing.take_back(self.store, self.group, view.round, upload.job)
             found.append(upload)
-        layouts = {u.job: self._verdicts[u.episode, u.job].layout for u in found if u.counts}
+        layouts = {u.job: self._judge.layout(u) for u in found if u.counts}
         return admission.without_odd_ones(found, layouts)
-
-    def _judged(self, view: View, upload: Upload) -> Upload:
-        key, terms = (upload.episode, upload.job), admission.terms_of(view.group)
-        if key not in self._verdicts or self._verdicts[key].terms != terms:
-            self.tell(GroupReport(view.round, "reading", f"reading the upload of {upload.job}"))
-            verdict = admission.examine(self.store, view.group, upload, view.base)
-            if verdict.problem is not None and verdict.problem.kind == admission.UNREADABLE:
-                return replace(upload, problem=verdict.problem)
-            self._verdicts[key] = verdict
-            if verdict.problem is None:
-                log.info("%s: %s is in round %d", self.group, upload.job, view.round)
-        return replace(upload, problem=self._verdicts[key].problem)
 
     def _late(self, view: View) -> Iterator[Upload]:
         """Late uploads that are applied to the open round; the others are refused."""
         for upload in view.late:
             base = self.eye.model(upload.episode)
             problem = admission.late_problem(upload, view.round, view.group, base)
-            problem = problem or self._judged(view, upload).problem
+            problem = problem or self._judge.judged(view, upload).problem
             if problem is None:
                 yield upload
             elif problem.kind != admission.UNREADABLE:
@@ -255,16 +263,6 @@ class GroupKeeper:
     def _refuse(self, upload: Upload, problem: Problem) -> None:
         refusing.refuse(self.store, self.group, upload.episode, upload.job, problem, upload.done)
 
-    def _is_trusted(self, contributor: Contributor) -> bool:
-        verdict = self._verdicts.get((contributor.episode, contributor.job))
-        if verdict is None or verdict.problem is not None:
-            return False
-        folder = groups.upload_dir(self.group, contributor.episode, contributor.job)
-        try:
-            return admission.stamps_of(self.store, folder, contributor.files) == verdict.stamps
-        except OSError:
-            return False
-
     # -- after a round
 
     def _clean(self, view: View) -> None:
@@ -274,8 +272,8 @@ class GroupKeeper:
         newest, keep = view.round - 1, view.group.keep_rounds
         self._kept = retention.retire(self.store, self.group, newest, keep, self._kept)
         self.eye.forget(self._kept)
-        for key in [k for k in self._verdicts if k[0] < view.round - keep]:
-            del self._verdicts[key]
+        self._judge.forget(view.round - keep)
+        self._maker.forget()
         self._cleaned = view.round
 
     def _finish(self, view: View) -> Step:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 
 from fedavg import strategies
 from fedavg.checkpoint import Checkpoint, open_checkpoint
-from fedavg.engine import preparing
+from fedavg.engine import preparing, products
 from fedavg.merging import Contribution, Merged, merge
 from fedavg.policy import policy_from
 from fsworker.errors import FormatError
@@ -38,16 +38,15 @@ def distrust(contributor: Contributor) -> bool:
     return False
 
 
-def publish_merge(
+def prepare_merge(
     store: Store, eye: GroupEye, plan: Plan, *, trusted: Trusted = distrust, threads: int = 2
-) -> Global:
-    """Merge a closed round and publish the model: ours, or that of who was faster.
+) -> str:
+    """Merge what a plan names, whether it is published or not: gives a folder to be published.
 
     Raises FormatError for an input that is not what the plan says, UsageError and Refused for what
-    cannot be merged, StorageError. Nothing is published then, and nothing is left.
+    cannot be merged, StorageError. Nothing is left then.
     """
-    target = groups.global_dir(plan.group, plan.round + 1)
-    prepared = artifacts.prepare(store, target)
+    prepared = artifacts.prepare(store, groups.global_dir(plan.group, plan.round + 1))
     try:
         merge_into(store, eye, plan, prepared, trusted=trusted, threads=threads)
     except BaseException as error:
@@ -55,7 +54,16 @@ def publish_merge(
         if isinstance(error, OSError):
             raise storage_error(error, "write", store.path(prepared)) from None
         raise
-    mine = sha256(store.read(f"{prepared}/{groups.MERGE_FILE}"))
+    return prepared
+
+
+def publish_prepared(store: Store, eye: GroupEye, plan: Plan, prepared: str) -> Global:
+    """Publish the model of a closed round: ours, or that of who was faster. StorageError."""
+    target = groups.global_dir(plan.group, plan.round + 1)
+    try:
+        mine = sha256(store.read(f"{prepared}/{groups.MERGE_FILE}"))
+    except OSError as error:
+        raise storage_error(error, "read", store.path(prepared)) from None
     won = artifacts.publish(store, prepared, target)
     found = eye.model(plan.round + 1)
     if found is None:
@@ -140,7 +148,9 @@ def rehearse(store: Store, eye: GroupEye, plan: Plan) -> None:
     rule = strategies.rule(plan.rule, plan.options)
     with _opened(store, eye, plan, verified=False) as (inputs, base, state):
         taking_part = preparing.inputs_of(rule, inputs, base, state)
-        preparing.actions_of(rule, taking_part, policy_from(plan.keys.items(), plan.lora))
+        policy = policy_from(plan.keys.items(), plan.lora)
+        preparing.actions_of(rule, taking_part, policy)
+        products.pairs(taking_part.models[0].entries, taking_part, policy)
 
 
 def verify_contributor(store: Store, group: str, contributor: Contributor) -> None:

@@ -53,7 +53,7 @@ class Kind:
     values do not reach the result, so the engine looks for NaN and infinity in each input instead.
     `mean`: `apply` gives the weighted mean and nothing else, so the engine may take it by itself.
     `largest`: a participant's value beyond it cannot be squared, which the rule does, and kept in
-    float32: it would stop the round for all.
+    float32; `largest_double` the same for models in float64: it would stop the round for all.
     `choose`: a first pass over distances names the models that the second one merges.
     """
 
@@ -66,6 +66,7 @@ class Kind:
     robust: bool = False
     mean: bool = False
     largest: float = math.inf
+    largest_double: float = math.inf
     choose: Choose | None = None
     check: Callable[[int, Mapping[str, float | None]], None] | None = None
 

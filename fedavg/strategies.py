@@ -132,13 +132,16 @@ def _zero(p: Params) -> float:
     return 0.0
 
 
+_LARGEST_DOUBLE = 2.0**480
+"""Sums of squares of differences of such values are finite in float64, for 2**60 of them."""
 _CHOSEN: dict[str, Any] = {
     "weighted": False, "robust": True, "mean": True, "check": selection.check,
+    "largest_double": _LARGEST_DOUBLE,
 }  # fmt: skip
 _ADAPTIVE: dict[str, Any] = {
     "state": {"m": _zero, "v": lambda p: p["tau"] ** 2}, "needs_base": True,
     # No model has such values, and sums of millions of their squares are finite in float32.
-    "largest": 2.0**50,
+    "largest": 2.0**50, "largest_double": _LARGEST_DOUBLE,
 }  # fmt: skip
 
 RULES: dict[str, Kind] = {

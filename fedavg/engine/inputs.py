@@ -75,7 +75,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Rows:
-    """A piece as it was read, a row each: the models, the base if it is wanted, their own bases."""
+    """A piece as it was read, a row each: the models, the base if it is wanted, their own bases.
+
+    Without own bases, where a model that started from another one counts as it is.
+    """
 
     models: Tensor
     base: Tensor | None
@@ -104,10 +107,12 @@ class Models:
         at = (piece.key, piece.start, piece.stop)
         inputs, reader = self._inputs, self._reader
         models = reader.rows("models", inputs.models, *at)
+        # What describes data is no sum of changes: a variance less a change could be negative.
+        bases = () if piece.action == "mean" else inputs.bases
         base = None
-        if inputs.base is not None and (need_base or self._moved):
+        if inputs.base is not None and (need_base or bases):
             base = reader.rows("base", [inputs.base], *at)
-        own = [reader.rows(f"base {i}", [b], *at) for i, b in enumerate(inputs.bases)]
+        own = [reader.rows(f"base {i}", [b], *at) for i, b in enumerate(bases)]
         return Rows(models, base, own)
 
     def blocks(self, rows: Rows) -> list[Block]:
@@ -125,6 +130,6 @@ class Models:
                 other, more = reader.widened(f"base {i}", matrix[:, part])
                 others.append(other[0])
                 copies += more
-            moved = [(wide[k], others[i]) for k, i in self._moved]
+            moved = [(wide[k], others[i]) for k, i in self._moved] if others else []
             found.append(Block(part, wide, None if base is None else base[0], copies, moved))
         return found

@@ -83,11 +83,17 @@ def actions_of(rule: Rule, inputs: Inputs, policy: Policy) -> dict[str, Action]:
     for name, model in zip(inputs.names[1:], inputs.models[1:], strict=True):
         if wrong := disagreement(first, model.entries, inputs.names[0]):
             raise Unmergeable(wrong[1], participant=name, key=wrong[0])
-    found = {k: _checked(first[k], a) for k, a in actions(policy, first).items()}
-    _check_lora(first, rule, policy)
+    found = actions_alone(rule, first, policy)
     _check_bases(rule, inputs, found)
     if inputs.state is not None:
         check_state(inputs.state, rule, first, [k for k, a in found.items() if a == "rule"])
+    return found
+
+
+def actions_alone(rule: Rule, entries: Mapping[str, Entry], policy: Policy) -> dict[str, Action]:
+    """The same for one checkpoint by itself, whoever else takes part."""
+    found = {k: _checked(entries[k], a) for k, a in actions(policy, entries).items()}
+    _check_lora(entries, rule, policy)
     return found
 
 
@@ -121,7 +127,7 @@ def _check_lora(entries: Mapping[str, Entry], rule: Rule, policy: Policy) -> Non
 
 def _check_bases(rule: Rule, inputs: Inputs, found: Mapping[str, Action]) -> None:
     first = inputs.models[0].entries
-    averaged = [key for key, action in found.items() if action in ("rule", "mean")]
+    averaged = [key for key, action in found.items() if action == "rule"]
     for name, own in zip(inputs.names, inputs.own_bases, strict=True):
         if own is not None and (wrong := base_disagreement(first, own.entries, averaged)):
             raise Unmergeable(f"its base: {wrong[1]}", participant=name, key=wrong[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from fedavg.engine.piecework import NotFinite, Put, fits, is_finite
 from fedavg.engine.reading import Reader, bytes_of
 from fedavg.formats.base import Checkpoint, Entry
 from fedavg.formats.keys import LORA, lora_pairs
-from fedavg.policy import Policy
+from fedavg.policy import FLOAT_DTYPES, Policy
 from fsworker.errors import UsageError
 
 
@@ -38,10 +39,21 @@ class Pairs:
 
 
 def pairs(entries: Mapping[str, Entry], inputs: Inputs, policy: Policy) -> Pairs:
-    """The pairs of a checkpoint, if the policy wants their products.
+    """The pairs of the checkpoints, if the policy wants their products. As `pairs_alone`.
 
-    Unmergeable for a factor without a partner; UsageError where participants have bases of their
-    own, since what changed in a product is not a product of what changed.
+    UsageError where participants have bases of their own, since what changed in a product is not a
+    product of what changed.
+    """
+    found = pairs_alone(entries, policy)
+    if policy.lora == "product" and inputs.bases:
+        raise UsageError("the product of LoRA factors cannot be moved from one base to another")
+    return found
+
+
+def pairs_alone(entries: Mapping[str, Entry], policy: Policy) -> Pairs:
+    """The pairs of one checkpoint by itself.
+
+    Unmergeable for a factor without a partner, and for two that have no product.
     """
     if policy.lora != "product":
         return Pairs()
@@ -49,15 +61,30 @@ def pairs(entries: Mapping[str, Entry], inputs: Inputs, policy: Policy) -> Pairs
     for key in entries:
         if any(mark in f".{key}." for mark in LORA) and key not in found.factors:
             raise Unmergeable(f"{key} is a LoRA factor without its partner", key=key)
-    if inputs.bases:
-        raise UsageError("the product of LoRA factors cannot be moved from one base to another")
+    for a, b in found.found:
+        if why := _misfit(entries[a], entries[b]):
+            raise Unmergeable(f"{a} and {b} are no pair of LoRA factors: {why}", key=a)
     return found
+
+
+def _misfit(a: Entry, b: Entry) -> str | None:
+    """Why B·A cannot be taken, of A (rank, …) and B (out, rank, …), each flattened to a matrix."""
+    for entry in (a, b):
+        if entry.dtype not in FLOAT_DTYPES:
+            return f"{entry.key} is {entry.dtype}"
+        if len(entry.shape) < 2 or not entry.nbytes:
+            return f"{entry.key} has the shape {entry.shape}, which is no matrix"
+    ranks = a.shape[0], math.prod(b.shape[1:])
+    return None if ranks[0] == ranks[1] else f"their ranks are {ranks[0]} and {ranks[1]}"
 
 
 def _merger(inputs: Inputs, put: Put) -> Callable[[tuple[str, str]], None]:
     def merge(pair: tuple[str, str]) -> None:
         a, b = (_whole(inputs.models, key) for key in pair)
-        merged = mean_of_products(list(zip(a, b, strict=True)), inputs.weights)
+        try:
+            merged = mean_of_products(list(zip(a, b, strict=True)), inputs.weights)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # products are not finite
+            raise NotFinite(_piece(pair[1], b[0])) from None
         for key, old, value in zip(pair, (a[0], b[0]), merged, strict=True):
             out = torch.empty_like(old)
             if not fits(value, out.dtype):

@@ -30,7 +30,8 @@ class View:
     `round` is the open one, or the one that is closed and not merged: then `plan` is its plan.
     `base` is the model that it starts from (None: none was published). `uploads` are those of the
     open round, each with its problem if it has a refusal or a record that tells one; `late` are
-    those of closed rounds that no plan has and nobody refused, looked for now and then. `first` is
+    those of closed rounds that no plan has and nobody refused, looked for now and then, with a
+    problem where a newer one of the same job has counted meanwhile. `first` is
     when the first upload of the open round was written, `since` since when the round waits, as far
     as that is written down; both epoch seconds by the file server's clock. `complete`: late ones
     were looked for.
@@ -210,11 +211,13 @@ class GroupEye:
         found = map(jobs.parse_after_name, self._names(groups.uploads_dir(self.group)))
         for episode in sorted(e for e in found if e is not None and e < newest):
             plans = [p for n in range(episode, newest) if (p := self.plan(n)) is not None]
-            used = {c.job for p in plans for c in p.contributors if c.episode == episode}
-            used.update(self.refusals(episode))
+            counted = [(c.job, c.episode) for p in plans for c in p.contributors]
+            passed = {job: e for job, e in sorted(counted) if e >= episode}
+            done = {job for job, e in counted if e == episode} | self.refusals(episode).keys()
             for job in self.uploaded(episode):
-                if job not in used:
-                    yield self._read(episode, job)[0]
+                if job not in done:
+                    upload = self._read(episode, job)[0]
+                    yield _passed_over(upload, passed[job]) if job in passed else upload
 
     def _read(self, episode: int, job: str) -> tuple[Upload, float]:
         """An upload by its record, and when that was written."""
@@ -251,3 +254,9 @@ class GroupEye:
 
     def _names(self, folder: str) -> list[str]:
         return federation.names(self.store, folder)
+
+
+def _passed_over(upload: Upload, newer: int) -> Upload:
+    """A late upload of a job that went on: its `newer` one has counted, and stands for it."""
+    words = f"round {upload.episode} was closed without it, and episode {newer} has counted since"
+    return upload.refused("late", words)

@@ -143,13 +143,15 @@ def _judge(seen: Observation, counted: int, settled: int) -> tuple[State, str]:
 def _one_each(seen: Observation) -> list[Upload]:
     """One upload a job: the one of the highest episode that counts, else the highest.
 
-    Late ones are in only where the group applies them. Who is no member counts, by name, as long
-    as places are free.
+    Late ones are in only where the group applies them, and only if they count: what is wrong with
+    one says nothing about its job's part in the open round. Who is no member counts, by name, as
+    long as places are free.
     """
     best: dict[str, Upload] = {}
     for upload in sorted(seen.uploads, key=lambda u: (u.job, u.counts, u.episode)):
         late = upload.episode < seen.round
-        if upload.episode <= seen.round and (not late or (seen.group.late == DELTA)):
+        applied = upload.counts and seen.group.late == DELTA
+        if upload.episode <= seen.round and (not late or applied):
             best[upload.job] = upload
     members = set(seen.members)
     others = sorted(set(best) - members)[: max(0, seen.group.size - len(members))]
@@ -209,6 +211,9 @@ def late_problem(job: str, episode: int, newest: int, group: Group) -> Problem |
     """
     if group.late != DELTA:
         return Problem("late", f"round {episode} was closed without it")
+    if group.lora == "product":
+        words = f"round {episode} was closed without it, and a change of products is no product"
+        return Problem("late", words)
     if newest - episode >= group.keep_rounds:
         words = f"round {episode} was closed without it, and round {newest} is too far from it"
         return Problem("late", words)

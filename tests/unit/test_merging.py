@@ -435,6 +435,29 @@ def test_a_late_model_enters_by_what_it_changed(site: Site) -> None:
     torch.testing.assert_close(buffered["w"], (x + deltas / 2).float())
 
 
+@pytest.mark.parametrize(
+    "name", ["fedavg", "median", "trimmed-mean", "fedavgm", "fedadam", "fedbuff"]
+)
+def test_statistics_of_a_late_model_enter_as_they_are(site: Site, name: str) -> None:
+    """A variance less what changed since an older base could be negative."""
+
+    def tree(variance: float, weight: float) -> Tree:
+        moments = {"state": {0: {"exp_avg_sq": torch.full((50,), variance)}}}
+        net = {"bn.running_var": torch.full((50,), variance), "w": torch.full((50,), weight)}
+        return {"net": net, "optimizer": moments}
+
+    own, base = site.save(tree(1.0, 1.0)), site.save(tree(0.1, 2.0))
+    inputs = [Contribution(j, site.save(tree(0.1, 2.0))) for j in "ab"]
+    inputs.append(Contribution("late", site.save(tree(0.1, 1.0)), base=own, staleness=1))
+    for small in (False, True):
+        with small_pieces() if small else nullcontext():
+            merged, _, _ = site.merge(inputs, name, base=base)
+        expected = torch.full((50,), 0.1)
+        torch.testing.assert_close(merged["net"]["bn.running_var"], expected)
+        torch.testing.assert_close(merged["optimizer"]["state"][0]["exp_avg_sq"], expected)
+        torch.testing.assert_close(merged["net"]["w"], torch.full((50,), 2.0))
+
+
 def test_krum_merges_those_that_it_chose_and_nothing_of_the_others(site: Site) -> None:
     torch.manual_seed(0)
     trees = {f"job-{i}": {"w": torch.randn(300), "step": torch.tensor(i)} for i in range(7)}

@@ -1,4 +1,4 @@
-"""A closed round whose rule leaves the range of the model's type: said, not tried again, mended."""
+"""A round whose rule leaves the range of the model's type: said, not tried again, mended."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import fedavg.cli
 from ctl import render
 from fedavg import keeper, publishing
 from fedavg.aggregator import Aggregator
+from fedavg.agreement import Unmergeable
 from fsworker.protocol import federation
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
@@ -36,18 +37,18 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 def merges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rounds that merges were begun of."""
     begun: list[int] = []
-    merge = publishing.publish_merge
+    merge = publishing.prepare_merge
 
     def counted(store: Store, eye: Any, plan: Any, **how: Any) -> Any:
         begun.append(plan.round)
         return merge(store, eye, plan, **how)
 
-    monkeypatch.setattr(keeper.publishing, "publish_merge", counted)
+    monkeypatch.setattr(keeper.publishing, "prepare_merge", counted)
     return begun
 
 
-def closed_too_far(store: Store, *, alone: bool = True) -> Aggregator:
-    """A group whose second round is closed with a step that float32 cannot hold."""
+def going_too_far(store: Store, *, alone: bool = True) -> Aggregator:
+    """A group whose second round would make a step that float32 cannot hold."""
     make_group(store, "ab", rule="fedavgm", options={"lr": 1e38})
     aggregator = Aggregator(store, alone=alone)
     for episode, value in ((1, 1.0), (2, 100.0)):
@@ -64,7 +65,7 @@ def test_it_is_told_with_what_to_do_and_merged_once(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    aggregator = closed_too_far(store)
+    aggregator = going_too_far(store)
     for _ in range(3):
         assert not aggregator.sweep()
     assert merges == [1, 2]
@@ -84,7 +85,7 @@ def test_it_is_told_with_what_to_do_and_merged_once(
 
 
 def test_other_groups_go_on(store: Store) -> None:
-    aggregator = closed_too_far(store)
+    aggregator = going_too_far(store)
     federation.create_group(store, Group("h", 1))
     upload(store, "h", "x", 1, 1.0)
     assert aggregator.sweep()
@@ -95,7 +96,7 @@ def test_other_groups_go_on(store: Store) -> None:
 def test_other_terms_are_all_that_it_takes(
     store: Store, merges: list[int], terms: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    aggregator = closed_too_far(store)
+    aggregator = going_too_far(store)
     ctl.cli.main(["rounds", "g", *terms])
     while aggregator.sweep():
         pass
@@ -107,19 +108,19 @@ def test_other_terms_are_all_that_it_takes(
     assert fedavg.cli.main(["verify", "g", "--recompute", "--json"]) == 0
     links = json.loads(capsys.readouterr().out)["rounds"]
     assert [link["found"] for link in links] == ["recomputed"] * 2
-    assert len([n for n in store.scan(groups.rounds_dir("g")) if n.startswith(".void~")]) == 1
+    assert [n for n in store.scan(groups.rounds_dir("g")) if n.startswith(".")] == []
 
 
 def test_one_look_mends_it_too(store: Store) -> None:
     """As from cron, where each process knows nothing of the one before."""
-    closed_too_far(store)
+    going_too_far(store)
     federation.edit_group(store, "g", options={"lr": 1.0})
     assert fedavg.cli.main(["once"]) == 0
     assert federation.read_global(store, "g", 3)
 
 
 def test_terms_that_are_no_better_are_tried_once(store: Store, merges: list[int]) -> None:
-    aggregator = closed_too_far(store)
+    aggregator = going_too_far(store)
     federation.edit_group(store, "g", options={"lr": 1e37})
     while aggregator.sweep():
         pass
@@ -127,12 +128,54 @@ def test_terms_that_are_no_better_are_tried_once(store: Store, merges: list[int]
     assert merges == [1, 2, 2] and "g" in aggregator.errors
 
 
-def test_who_may_not_be_alone_leaves_it_to_somebody_who_knows(store: Store) -> None:
-    aggregator = closed_too_far(store, alone=False)
+def test_who_may_not_be_alone_mends_it_too(store: Store) -> None:
+    """No plan was published that would have to be taken back."""
+    aggregator = going_too_far(store, alone=False)
+    assert "reopen" not in str(aggregator.errors["g"])
+    assert GroupEye(store, "g").plan(2) is None
+    federation.edit_group(store, "g", rule="median", options={})
+    assert aggregator.sweep() and federation.read_global(store, "g", 3)
+
+
+def closed_by_another(store: Store, monkeypatch: pytest.MonkeyPatch) -> Aggregator:
+    """A round that is closed with a plan which cannot be merged here; the merges are told."""
+    aggregator = going_too_far(store)
+    other = keeper.GroupKeeper(store, "g")
+
+    hidden = f"{groups.globals_dir('g')}/.tmp~none"
+    with monkeypatch.context() as patched:
+        patched.setattr(publishing, "prepare_merge", lambda *args, **how: hidden)
+        patched.setattr(publishing, "publish_prepared", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            other.step()
+    assert GroupEye(store, "g").plan(2) is not None
+    return aggregator
+
+
+def test_a_plan_of_another_that_cannot_be_merged_is_taken_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aggregator = closed_by_another(store, monkeypatch)
+    while aggregator.sweep():
+        pass
+    assert GroupEye(store, "g").plan(2) is None
+    assert "--option lr=…" in str(aggregator.errors["g"])
+    federation.edit_group(store, "g", options={"lr": 1.0})
+    assert aggregator.sweep() and federation.read_global(store, "g", 3)
+    assert len([n for n in store.scan(groups.rounds_dir("g")) if n.startswith(".void~")]) == 1
+
+
+def test_but_not_by_who_may_not_be_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch, merges: list[int]
+) -> None:
+    closed_by_another(store, monkeypatch)
+    aggregator, before = Aggregator(store, alone=False), len(merges)
+    for _ in range(3):
+        assert not aggregator.sweep()
+    assert len(merges) == before + 1
     assert str(aggregator.errors["g"]).endswith("stop all aggregators, and: fedavg reopen g")
     federation.edit_group(store, "g", rule="median", options={})
-    assert not aggregator.sweep()
-    assert GroupEye(store, "g").plan(2) is not None
+    assert not aggregator.sweep() and GroupEye(store, "g").plan(2) is not None
     assert fedavg.cli.main(["reopen", "g"]) == 0
     assert fedavg.cli.main(["once"]) == 0
     assert federation.read_global(store, "g", 3)
@@ -146,15 +189,23 @@ def test_a_round_that_another_one_published_is_left_alone(
     own, other = keeper.GroupKeeper(store, "g"), keeper.GroupKeeper(store, "g")
     for job in "ab":
         upload(store, "g", job, 1, 1.0)
-    merge = publishing.publish_merge
+    merge = publishing.prepare_merge
 
     def spoilt(*args: Any, **how: Any) -> Any:
-        monkeypatch.setattr(keeper.publishing, "publish_merge", merge)
+        monkeypatch.setattr(keeper.publishing, "prepare_merge", merge)
         assert other.step().merged
-        federation.edit_group(store, "g", rule="median")
-        raise keeper.Unmergeable("out of range")
+        raise Unmergeable("out of range")
 
-    monkeypatch.setattr(keeper.publishing, "publish_merge", spoilt)
+    monkeypatch.setattr(keeper.publishing, "prepare_merge", spoilt)
     assert own.step().merged
     assert GroupEye(store, "g").plan(1) is not None
-    assert own.step().report.round == 2
+    for job in "ab":
+        upload(store, "g", job, 2, 1.0)
+    with monkeypatch.context() as patched:  # it is closed, and whoever did it was killed
+        patched.setattr(publishing, "publish_prepared", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            own.step()
+    monkeypatch.setattr(keeper.publishing, "prepare_merge", spoilt)
+    assert own.step().merged
+    assert GroupEye(store, "g").plan(2) is not None
+    assert own.step().report.round == 3
