@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,11 +164,10 @@ def test_a_plan_that_starts_from_another_model_than_its_merge_is_found(
 ) -> None:
     """The newest round, of which no later record has a digest: these two are all there is."""
     merged(store, 2)
-    change: Callable[..., Any] = replace
     eye = GroupEye(store, "g")
     plan, model = eye.plan(2), eye.model(3)
     assert plan is not None and model is not None
-    other = change(plan, **{field: sha256(b"another model")})
+    other = replace(plan, **{field: sha256(b"another model")})
     store.put(f"{groups.round_dir('g', 2)}/plan.json", other.to_json())
     record = replace(model.merge, plan=sha256(other.to_json()))
     store.put(f"{model.folder}/merge.json", record.to_json())
