@@ -417,6 +417,16 @@ def test_a_step_out_of_the_types_range_is_no_infinity(site: Site) -> None:
         site.merge(inputs, "fedavgm", {"lr": 2.0}, base=base)
 
 
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
+def test_a_state_out_of_its_types_range_is_no_infinity(site: Site, name: str) -> None:
+    """The step is small and finite, and the square in the state would spoil every later round."""
+    base = site.save({"w": torch.zeros(3)}, "base")
+    inputs = site.inputs({"a": {"w": torch.tensor([1.0, 1e21, 1.0])}})
+    with pytest.raises(Unmergeable, match="takes w out of the range of its type"):
+        site.merge(inputs, name, base=base)
+    assert not list(site.folder.glob("out*"))
+
+
 def test_a_late_model_enters_by_what_it_changed(site: Site) -> None:
     """x + (w − its base): it has not seen what the others did since, and does not undo it."""
     x, old = torch.randn(50), torch.randn(50)

@@ -167,7 +167,8 @@ def test_a_plan_that_starts_from_another_model_than_its_merge_is_found(
     eye = GroupEye(store, "g")
     plan, model = eye.plan(2), eye.model(3)
     assert plan is not None and model is not None
-    other = replace(plan, **{field: sha256(b"another model")})
+    fields: dict[str, Any] = {field: sha256(b"another model")}
+    other = replace(plan, **fields)
     store.put(f"{groups.round_dir('g', 2)}/plan.json", other.to_json())
     record = replace(model.merge, plan=sha256(other.to_json()))
     store.put(f"{model.folder}/merge.json", record.to_json())
