@@ -25,10 +25,6 @@ from fsworker.protocol.records.round import (
 )
 from fsworker.protocol.rounds import Decision
 
-SILENT, SILENT_AT_WORK = 20.0, 900.0
-"""Seconds without a beat after which an aggregator counts as silent; the second one for one that
-said it would read an upload or merge."""
-AT_WORK = ("reading", "merging")
 TROUBLED = ("failed", "stuck")
 
 
@@ -54,8 +50,7 @@ class Aggregator:
         """Whether it beat lately and did not say that it stopped."""
         if self.beat is None or self.age is None or self.beat.stopped:
             return False
-        at_work = any(report.state in AT_WORK for report in self.beat.groups.values())
-        return self.age <= (SILENT_AT_WORK if at_work else SILENT)
+        return self.age <= federation.patience(self.beat)
 
     @property
     def waits_for(self) -> list[str]:

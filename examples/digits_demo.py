@@ -2,12 +2,13 @@
 
 Two training jobs of one group each train on their half, `fedavg run` merges what they upload, and
 the next episode begins with the merged model: three rounds. Each round's model is tried on images
-that nobody trained on. The promises: both workers count in every round, the last model is better
-than the first, and after `ctl stop` and `ctl cleanup` neither a process nor the run root is left.
+that nobody trained on. The promises: both workers count in every round, each model is better than
+the one before, and after `ctl stop` and `ctl cleanup` neither a process nor the run root is left.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -109,9 +110,10 @@ def judge_round(root: str, number: int, model: federation.Global, held: train.Da
 
 
 def judge(found: list[float]) -> None:
-    """Whether the models became better."""
+    """Whether the models became better, each one than that of the round before."""
     numbers = ", ".join(f"{one:.2f}" for one in found)
-    check(found[-1] > found[0], f"accuracy rises from the first round to the last: {numbers}")
+    rises = all(later > earlier for earlier, later in itertools.pairwise(found))
+    check(rises, f"accuracy rises from each round to the next: {numbers}")
     say(f"accuracy rose from {found[0]:.2f} to {found[-1]:.2f}")
 
 

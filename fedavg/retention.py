@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 
+from fsworker.errors import FormatError
 from fsworker.protocol import archive, artifacts, federation, fsfolders, rounds
-from fsworker.protocol.fsops import Store
+from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import groups, jobs
+from fsworker.protocol.records.round import Retired
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +41,30 @@ def retire(store: Store, group: str, newest: int, keep: int, since: int = 0) -> 
     models = map(jobs.parse_before_name, federation.names(store, groups.globals_dir(group)))
     here = [number for number in models if number is not None and number >= since]
     # What a round started from stays as long as its uploads do, so that it can be merged again.
-    for number in rounds.retired(newest, keep, here):
+    old = rounds.retired(newest, keep, here)
+    if old:
+        _note(store, group, newest - keep + 1)
+    for number in old:
         _strip(store, groups.global_dir(group, number))
     _archive(store, group, newest, keep)
     return newest - keep + 1
+
+
+def _note(store: Store, group: str, before: int) -> None:
+    """Write down which models go, before they do: a group may be told to keep more later.
+
+    Where there is no room for it they go all the same, for they make room.
+    """
+    path = groups.retired_file(group)
+    try:
+        found = federation.read_record(store, path, Retired)
+    except FormatError:
+        found = None
+    if found is None or found.before < before:
+        try:
+            store.publish(path, Retired(before).to_json())
+        except OSError as error:
+            log.warning("%s", storage_error(error, "write", store.path(path)))
 
 
 def _archive(store: Store, group: str, newest: int, keep: int) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from fedavg import publishing
-from fsworker.errors import FleetError
+from fsworker.errors import FleetError, StorageError
 from fsworker.protocol import archive, artifacts, federation
 from fsworker.protocol.artifacts import tree_digest
 from fsworker.protocol.federation import Global
@@ -35,7 +36,10 @@ class Link:
 
 
 def walk(store: Store, group: str, *, recompute: bool = False, threads: int = 2) -> Iterator[Link]:
-    """Every round of a group in order, each checked against the one before it."""
+    """Every round of a group in order, each checked against the one before it.
+
+    StorageError for what cannot be read, or where there is no room to compute it again.
+    """
     eye, previous = GroupEye(store, group), None
     old = archive.archived(store, group)
     numbers = map(jobs.parse_before_name, federation.names(store, groups.globals_dir(group)))
@@ -45,14 +49,18 @@ def walk(store: Store, group: str, *, recompute: bool = False, threads: int = 2)
         number, model = episode - 1, None
         try:
             kept = eye.old(number) if old else None
+            if kept is None and (model := eye.model(episode)) is None:
+                kept = eye.old(number)  # its records were put together since this began
             if kept is not None:
                 model = kept.model
                 wrong = _record(model, kept.plan, previous)
                 yield Link(number, "broken" if wrong else "retired", wrong or "")
-            elif (model := eye.model(episode)) is None:
+            elif model is None:
                 yield Link(number, "broken", f"{groups.global_dir(group, episode)} has no record")
             else:
                 yield _link(store, eye, model, previous, newest, recompute, threads)
+        except StorageError:
+            raise  # what cannot be read or computed tells nothing about the model
         except FleetError as error:
             yield Link(number, "broken", str(error))
         previous = model
@@ -67,16 +75,30 @@ def _link(
     wrong = _record(model, plan, previous)
     if wrong is not None:
         return Link(number, "broken", wrong)
-    there = set(federation.names(store, model.folder))
-    if not any(file.name.partition("/")[0] in there for file in merge.files + merge.state):
-        keep = federation.read_group(store, eye.group).keep_rounds
-        if model.episode >= newest - keep:
-            return Link(number, "broken", f"the files of {model.folder} are missing")
+    if _is_retired(store, eye, model, newest):
         return Link(number, "retired")
-    artifacts.verify_files(store, model.folder, merge.files + merge.state, full=True)
+    try:
+        artifacts.verify_files(store, model.folder, merge.files + merge.state, full=True)
+    except artifacts.Damaged:
+        if _is_retired(store, eye, model, newest):  # it was removed since this began
+            return Link(number, "retired")
+        raise
     if recompute and plan is not None:
         return _again(store, eye, model, plan, threads)
     return Link(number, "good")
+
+
+def _is_retired(store: Store, eye: GroupEye, model: Global, newest: int) -> bool:
+    """Whether files of a model were removed, all or some so far, because it is old.
+
+    What was retired stays so, however many rounds the group is told to keep since.
+    """
+    there = set(federation.names(store, model.folder))
+    files = model.merge.files + model.merge.state
+    if all(file.name.partition("/")[0] in there for file in files):
+        return False
+    keep = federation.read_group(store, eye.group).keep_rounds
+    return model.episode < max(eye.retired(), newest - keep)
 
 
 def _record(model: Global, plan: Plan | None, previous: Global | None) -> str | None:
@@ -97,14 +119,14 @@ def _record(model: Global, plan: Plan | None, previous: Global | None) -> str | 
 
 
 def _again(store: Store, eye: GroupEye, model: Global, plan: Plan, threads: int) -> Link:
-    """Compute a round once more, beside the root, while its uploads are there."""
+    """Compute a round once more, outside of the root, while its uploads are there."""
     number = plan.round
-    with tempfile.TemporaryDirectory(prefix="fedavg-") as folder:
-        try:
-            for contributor in plan.contributors:
-                publishing.verify_contributor(store, plan.group, contributor)
-        except artifacts.Damaged as error:
-            return Link(number, "good", f"not recomputed: {error}")
+    try:
+        for contributor in plan.contributors:
+            publishing.verify_contributor(store, plan.group, contributor)
+    except artifacts.Damaged as error:
+        return Link(number, "good", f"not recomputed: {error}")
+    with _scratch() as folder:
         name = publishing.output_name(store, plan)
         out, state = f"{folder}/model/{name}", f"{folder}/{groups.STATE_STEM}.safetensors"
         beside = Store(folder)
@@ -118,3 +140,20 @@ def _again(store: Store, eye: GroupEye, model: Global, plan: Plan, threads: int)
         f"computed again it is {digest[:12]}, published is {model.merge.digest[:12]} "
         f"(here: {publishing.versions()}, there: {model.merge.versions})",
     )  # fmt: skip
+
+
+@contextmanager
+def _scratch() -> Iterator[str]:
+    """A folder for a model and its state. StorageError says which other one may be given."""
+    hint = "set TMPDIR to a folder that has room for a model"
+    folder = ""
+    try:
+        with tempfile.TemporaryDirectory(prefix="fedavg-") as folder:
+            yield folder
+    except StorageError as error:
+        if folder and folder in str(error):
+            raise StorageError(f"{error} ({hint})", path=error.path) from error
+        raise
+    except OSError as error:
+        words = f"cannot compute a model again: {error.strerror or error} ({hint})"
+        raise StorageError(words, path=folder or None) from error

@@ -21,7 +21,8 @@ from fsworker.errors import FormatError
 def command(group: str, root: str | None, recompute: bool, threads: int, as_json: bool) -> int:
     """Walk the chain of a group's merges and read every model that is kept.
 
-    Exit code 8: a model, a plan or a merge record is not what another one says.
+    Exit code 8: a model, a plan or a merge record is not what another one says. 7: something cannot
+    be read, or there is no room in TMPDIR to compute a model again.
     """
     from fedavg import verifying  # lazily: this imports torch
     from fedavg.roots import open_root
@@ -29,15 +30,17 @@ def command(group: str, root: str | None, recompute: bool, threads: int, as_json
 
     store = open_root(root)
     federation.read_group(store, group)
-    links = list(verifying.walk(store, group, recompute=recompute, threads=threads))
+    links = []
+    for link in verifying.walk(store, group, recompute=recompute, threads=threads):
+        links.append(link)
+        if not as_json:  # at once: what is found stays said, whatever comes later
+            print(f"round {link.round}: {link.found}" + (f": {link.why}" if link.why else ""))
     broken = [link for link in links if link.found == "broken"]
     code = FormatError.exit_code if broken else 0
     if as_json:
         rows = [asdict(link) for link in links]
         print(json.dumps({"group": group, "rounds": rows, "exit_code": code}))
         return code
-    for link in links:
-        print(f"round {link.round}: {link.found}" + (f": {link.why}" if link.why else ""))
     if not links:
         print(f"{group} has no merged round yet")
     if broken:

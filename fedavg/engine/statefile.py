@@ -18,7 +18,7 @@ from fedavg.agreement import Unmergeable
 from fedavg.formats.base import Checkpoint, Entry
 from fedavg.formats.storing import Storing
 from fedavg.rule import Rule
-from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.fsops import Store, close_quietly, storage_error
 
 _NAMES = {"float32": "F32", "float64": "F64"}
 _ALIGNMENT = 8
@@ -65,9 +65,9 @@ class StateWriter:
     def __init__(
         self, path: str, rule: Rule, entries: Mapping[str, Entry], keys: Iterable[str]
     ) -> None:
-        folder, _, self._name = path.rpartition("/")
+        folder, _, self._name = os.path.abspath(path).rpartition("/")
         self.path = path
-        self._store = Store(folder or ".")
+        self._store = Store(folder or "/")
         header, self._places, self._size = _header(rule, entries, keys)
         self._fd, self._made, self._storing = -1, False, Storing()
         try:
@@ -110,8 +110,8 @@ class StateWriter:
         with suppress(OSError):
             self._storing.end()
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            close_quietly(fd)
         if self._made:
             self._store.remove_quietly(self._name)
 

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 from fedavg.formats.base import Checkpoint, Plan
 from fedavg.formats.contents import Put
 from fedavg.formats.storing import Storing
-from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.fsops import Store, close_quietly, storage_error
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class Writer:
         with suppress(OSError):
             self._storing.end()
         while self._files:
-            os.close(self._files.popitem()[1])
+            close_quietly(self._files.popitem()[1])
         for name in self._puts:
             self._store.remove_quietly(self._rel(name))
         if self._plan.folder and self._puts:

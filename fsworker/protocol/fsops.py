@@ -173,7 +173,7 @@ class Store:
             os.fsync(fd)
             return os.fstat(fd).st_mtime
         finally:
-            _close_quietly(fd)  # a probe has nothing to lose
+            close_quietly(fd)  # a probe has nothing to lose
             self.calls["unlink"] += 1
             os.unlink(probe)
 
@@ -227,7 +227,7 @@ class Store:
             if durable:
                 os.fsync(fd)
         except BaseException as error:
-            _close_quietly(fd)
+            close_quietly(fd)
             self._spare_room(path, error)
             raise
         try:
@@ -260,7 +260,7 @@ class Store:
         raise AssertionError("unreachable")
 
 
-def _close_quietly(fd: int) -> None:
+def close_quietly(fd: int) -> None:
     """Close what is given up: a server that refused a write may refuse again at the end."""
     with suppress(OSError):
         os.close(fd)

@@ -16,7 +16,15 @@ from fsworker.protocol.artifacts import Damaged, Done
 from fsworker.protocol.federation import Global
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import groups, jobs
-from fsworker.protocol.records.round import Final, Group, Plan, Refusal, Times, Waiting
+from fsworker.protocol.records.round import (
+    Final,
+    Group,
+    Plan,
+    Refusal,
+    Retired,
+    Times,
+    Waiting,
+)
 from fsworker.protocol.rounds import Problem, Upload
 
 LATE_EVERY, MEMBERS_EVERY = 5, 30
@@ -145,6 +153,11 @@ class GroupEye:
     def final(self) -> Final | None:
         """Which model is the last one, once it is."""
         return federation.read_record(self.store, groups.final_file(self.group), Final)
+
+    def retired(self) -> int:
+        """The first episode whose model retention has not removed so far; 0 when it never did."""
+        found = federation.read_record(self.store, groups.retired_file(self.group), Retired)
+        return found.before if found is not None else 0
 
     def refusals(self, episode: int) -> dict[str, Refusal]:
         """Who was refused after an episode, by job."""

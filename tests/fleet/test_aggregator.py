@@ -109,6 +109,7 @@ def test_disturbed_at_any_call_it_publishes_the_same_bytes_once(fast: Path, mode
     found = json.loads(done.stdout)
     assert found["bad"] == [], found
     assert found["calls"] > 100 and (mode == "pause" or found["states"] > 20)
+    assert mode == "pause" or {"fsync", "fdatasync", "rename"} <= found["killed_at"].keys(), found
 
 
 # -- a bad group

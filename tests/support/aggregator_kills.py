@@ -9,6 +9,9 @@ touches the root. Another one then finishes (once for every state of the disk th
 as if each believed to be alone. Either way the published bytes must be those of an undisturbed
 run, and what was once published must not have been touched. Prints one JSON object.
 
+Outputs are tiny here, so the thread that stores them is given every write, and each is waited for
+until it has begun on it; and old rounds are put together one by one, so that this is disturbed too.
+
 Processes are forked from one that has imported torch, so that hundreds of lives take seconds.
 """
 
@@ -23,32 +26,68 @@ import re
 import shutil
 import signal
 import sys
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
 from fedavg.aggregator import Aggregator
+from fedavg.formats import storing
+from fsworker.protocol import archive
 from fsworker.protocol.fsops import Store
 from tests.support.rounds import published
 
 MOST_SWEEPS = 30
 PATHS = ("listdir", "mkdir", "rename", "unlink", "rmdir", "lstat", "stat", "chmod")
-LEFT_OUT = ("lstat", "stat", "chmod", "write", "pwrite", "pwritev", "fsync", "fchmod", "ftruncate",
-            "close")  # fmt: skip
+LEFT_OUT = ("lstat", "stat", "chmod", "write", "pwrite", "pwritev", "fsync", "fdatasync", "fchmod",
+            "ftruncate", "close")  # fmt: skip
 """Who is stopped before one of these has the same names before him as before the call after it."""
-DESCRIPTORS = ("write", "pwrite", "pwritev", "fsync", "fchmod", "ftruncate", "close")
+DESCRIPTORS = ("write", "pwrite", "pwritev", "fsync", "fdatasync", "fchmod", "ftruncate", "close")
 """Reading by descriptor is left out: nothing changes between it and the call after it."""
+
+
+Act = Callable[[str], None]
+"""What is done right before a call, whose name it is given."""
+
+
+def nothing(call: str) -> None:
+    """Do nothing."""
+
+
+def kill_me(call: str) -> None:
+    """End as whom the system kills."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop_me(call: str) -> None:
+    """Stand still until somebody lets us go on."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def hurry() -> None:
+    """Have this process store tiny outputs as large ones, and archive rounds that are just old."""
+    archive.SPAN, storing.STEP = 1, 1
+    wrote = storing.Storing.wrote
+
+    def wrote_and_begun(self: storing.Storing, fd: int, count: int) -> None:
+        wrote(self, fd, count)
+        while self._written[fd] and self._error is None:
+            time.sleep(1e-5)  # until the thread has taken it
+
+    storing.Storing.wrote = wrote_and_begun  # type: ignore[method-assign]
 
 
 def live(
     root: str,
     at: int | None,
-    act: Callable[[], None],
+    act: Act,
     left_out: Collection[str] = (),
     told: Callable[[int], None] | None = None,
 ) -> None:
     """Aggregate until every group is finished; before call number `at`, `act`. Never returns.
 
-    At its end it may tell how many calls there were.
+    `act` is given the call's name. At its end it may tell how many calls there were.
     """
     count = _watch(root, at, act, left_out) if at is not None else None
     aggregator = Aggregator(Store(root), threads=1)
@@ -69,22 +108,22 @@ def finishes(aggregator: Aggregator) -> bool:
     return False
 
 
-def _watch(
-    root: str, at: int, act: Callable[[], None], left_out: Collection[str]
-) -> Callable[[], int]:
+def _watch(root: str, at: int, act: Act, left_out: Collection[str]) -> Callable[[], int]:
     """Count the calls that touch the root, whoever makes them; gives what tells how many."""
-    count, descriptors = 0, set()
+    count, descriptors, turn = 0, set(), threading.Lock()
 
-    def called() -> None:
+    def called(name: str) -> None:
         nonlocal count
-        count += 1
-        if count == at:
-            act()
+        with turn:  # the thread that stores outputs calls too
+            count += 1
+            now = count == at
+        if now:
+            act(name)
 
     def on_path(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(path, str) and path.startswith(root):
-                called()
+                called(real.__name__)
             return real(path, *args, **kwargs)
 
         return call
@@ -92,7 +131,7 @@ def _watch(
     def on_descriptor(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(fd: Any, *args: Any, **kwargs: Any) -> Any:
             if fd in descriptors:
-                called()
+                called(real.__name__)
             result = real(fd, *args, **kwargs)
             if real is close:
                 descriptors.discard(fd)
@@ -103,7 +142,7 @@ def _watch(
     def opened(path: Any, *args: Any, **kwargs: Any) -> int:
         mine = isinstance(path, str) and path.startswith(root)
         if mine:
-            called()
+            called("open")
         fd = opening(path, *args, **kwargs)
         if mine:
             descriptors.add(fd)
@@ -161,6 +200,8 @@ class Runs:
         self.template, self.work = template, work
         self.bad: list[str] = []
         self.states: set[str] = set()
+        self.killed_at: Counter[str] = Counter()
+        hurry()
         root = self.copy("plain")
         # In this process, so that everything is imported before it forks.
         assert finishes(Aggregator(Store(root), threads=1)), "an undisturbed run fails"
@@ -191,15 +232,24 @@ class Runs:
     def kill(self, n: int) -> bool:
         """One life that is ended at call n; False when it ended by itself before that."""
         root = self.copy("killed")
-        pid = fork(lambda: live(root, n, lambda: os.kill(os.getpid(), signal.SIGKILL)))
-        _, status = os.waitpid(pid, 0)
+        readable, writable = os.pipe()
+
+        def die(call: str) -> None:
+            os.write(writable, call.encode())
+            kill_me(call)
+
+        _, status = os.waitpid(fork(lambda: live(root, n, die)), 0)
+        os.close(writable)
+        with open(readable) as file:
+            call = file.read()
         if not os.WIFSIGNALED(status):
             return False
+        self.killed_at[call] += 1
         state = state_of(root)
         if state not in self.states:
             self.states.add(state)
             before = inodes(root)
-            _, status = os.waitpid(fork(lambda: live(root, None, lambda: None)), 0)
+            _, status = os.waitpid(fork(lambda: live(root, None, nothing)), 0)
             if status:
                 self.bad.append(f"call {n}: the one after it failed")
             self.check(n, root, before)
@@ -208,12 +258,11 @@ class Runs:
     def pause(self, n: int) -> bool:
         """One life that is stopped at call n while another does everything, and goes on."""
         root = self.copy("paused")
-        stop = lambda: os.kill(os.getpid(), signal.SIGSTOP)  # noqa: E731
-        pid = fork(lambda: live(root, n, stop, LEFT_OUT))
+        pid = fork(lambda: live(root, n, stop_me, LEFT_OUT))
         _, status = os.waitpid(pid, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
             return False
-        _, other = os.waitpid(fork(lambda: live(root, None, lambda: None)), 0)
+        _, other = os.waitpid(fork(lambda: live(root, None, nothing)), 0)
         before = inodes(root)
         os.kill(pid, signal.SIGCONT)
         _, status = os.waitpid(pid, 0)
@@ -230,7 +279,7 @@ def main(mode: str, template: str, work: str) -> None:
     while one(n):
         n += 1
     told = {"calls": n - 1, "states": len(runs.states), "bad": runs.bad[:20]}
-    print(json.dumps(told))
+    print(json.dumps({**told, "killed_at": runs.killed_at}))
 
 
 if __name__ == "__main__":

@@ -20,25 +20,8 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
 
-from tests.support.aggregator_kills import Runs, fork, inodes, live
-
-Act = Callable[[], None]
-
-
-def nothing() -> None:
-    """Do nothing."""
-
-
-def kill_me() -> None:
-    """End as whom the system kills."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def stop_me() -> None:
-    """Stand still until somebody lets us go on."""
-    os.kill(os.getpid(), signal.SIGSTOP)
+from tests.support.aggregator_kills import Runs, fork, inodes, kill_me, live, nothing, stop_me
 
 
 class Pairs(Runs):

@@ -16,11 +16,12 @@ import fedavg.cli
 from fedavg import publishing
 from fedavg.aggregator import Aggregator
 from fedavg.keeper import GroupKeeper
+from fsworker.errors import StorageError
 from fsworker.protocol import federation
 from fsworker.protocol.artifacts import Damaged
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import groups
-from fsworker.protocol.records.round import Group
+from fsworker.protocol.records.round import Group, GroupReport
 from tests.support.roots import make_root
 from tests.support.rounds import make_group, upload
 
@@ -377,3 +378,46 @@ def test_a_round_whose_uploads_are_lost_is_closed_anew(
     assert found is not None
     assert fedavg.cli.main(["verify", "g"]) == 0
     assert fedavg.cli.main(["reopen", "g"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("stopped", "state", "silent", "code"),
+    [
+        (False, "waiting", 0.0, 10),
+        (False, "waiting", 30.0, 0),
+        (False, "merging", 30.0, 10),
+        (False, "merging", 1000.0, 0),
+        (True, "waiting", 0.0, 0),
+    ],
+)
+def test_without_locks_nothing_is_taken_back_beside_an_aggregator_that_beats(
+    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    stopped: bool, state: str, silent: float, code: int,
+) -> None:  # fmt: skip
+    make_group(store, "ab", quorum=2)
+    for job in "ab":
+        upload(store, "g", job, 1, 1.0)
+    fails = StorageError("the merge fails")
+    with monkeypatch.context() as patched:
+        patched.setattr(publishing, "publish_merge", lambda *_, **__: raising(fails))
+        aggregator = Aggregator(store, alone=False)
+        aggregator.sweep()
+    aggregator.reports["g"] = GroupReport(1, state)
+    aggregator.beat(stopped=stopped)
+    beat = store.path(groups.AGGREGATOR_BEAT)
+    changed = os.stat(beat).st_mtime - silent
+    os.utime(beat, (changed, changed))
+
+    def without_locks(*args: object) -> None:
+        raise NotImplementedError("no locks here")
+
+    monkeypatch.setattr("fedavg.aggregator.take", without_locks)
+    assert fedavg.cli.main(["reopen", "g"]) == code
+    told = capsys.readouterr()
+    assert ("is open again" in told.out) is (code == 0)
+    if code:
+        assert "has no locks: stop it first; one that was killed counts as gone in" in told.err
+
+
+def raising(error: Exception) -> None:
+    raise error

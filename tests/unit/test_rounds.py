@@ -24,6 +24,7 @@ from fsworker.protocol.records.round import (
     Merge,
     Plan,
     Refusal,
+    Retired,
     Times,
     Waiting,
 )
@@ -243,6 +244,7 @@ RECORDS = [
           state_digest=tree_digest(STATE)),
     Refusal("g", 3, "a", "unsafe", "it names posix.system"),
     Waiting(3, 1.5),
+    Retired(3),
     Times(1.5, 2.5),
     Final("g", 3, "outbox/federation/g/to_worker/before_ep_0004", "1" * 64),
 ]  # fmt: skip

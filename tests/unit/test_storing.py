@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -10,13 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from fedavg.checkpoint import open_checkpoint
+from fedavg.checkpoint import Writer, open_checkpoint
+from fedavg.engine.statefile import StateWriter
 from fedavg.formats import storing
 from fedavg.formats.storing import Storing
 from fedavg.merging import Contribution, merge
 from fedavg.strategies import rule
 from fsworker.errors import StorageError
+from fsworker.protocol.fsops import Store
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.unit
@@ -114,3 +118,47 @@ def test_a_merge_whose_output_cannot_be_stored_leaves_nothing(
         merge(rule(name), [Contribution("a", model, 1)], str(tmp_path / "out"), base=model,
               state_out=str(tmp_path / "out.state"))  # fmt: skip
     assert [p.name for p in tmp_path.iterdir()] == ["in.pt"]
+
+
+def test_a_state_in_the_uppermost_folder_is_written_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is really written there by a test."""
+    begun = []
+
+    def create(self: Store, rel: str) -> int:
+        begun.append(os.path.normpath(self.path(rel)).replace("//", "/"))
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Store, "create", create)
+    for path, real in (("/x", "/x"), ("x", f"{tmp_path}/x"), (f"{tmp_path}/y", f"{tmp_path}/y")):
+        with pytest.raises(StorageError, match=f"cannot write {path}"):
+            StateWriter(path, rule("fedavgm"), {}, ())
+        assert begun.pop() == real
+
+
+def test_giving_up_removes_all_whatever_a_close_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file server may refuse the rest of a file when it is closed."""
+    save_file({"w": torch.zeros(9)}, tmp_path / "a.safetensors")
+    save_file({"v": torch.zeros(9)}, tmp_path / "b.safetensors")
+    index = {"weight_map": {"w": "a.safetensors", "v": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    model, real, closed = open_checkpoint(tmp_path), os.close, list[int]()
+
+    def fails(fd: int) -> None:
+        real(fd)
+        closed.append(fd)
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    (tmp_path / "out").mkdir()
+    writer = Writer.create(str(tmp_path / "out" / "model"), model)
+    state = StateWriter(str(tmp_path / "out" / "s"), rule("fedavgm"), model.entries, model.entries)
+    assert len(os.listdir(tmp_path / "out")) == 2
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", fails)
+        writer.abort()
+        state.abort()
+    assert len(closed) == 4 and os.listdir(tmp_path / "out") == []

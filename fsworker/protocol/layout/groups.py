@@ -144,6 +144,11 @@ def waiting_file(group: str) -> str:
     return f"{group_dir(group)}/waiting.json"
 
 
+def retired_file(group: str) -> str:
+    """Which models were removed, so that nobody takes them for lost."""
+    return f"{group_dir(group)}/retired.json"
+
+
 def final_file(group: str) -> str:
     """Which global model is the last one, once the last episode was merged."""
     return f"{group_dir(group)}/final.json"

@@ -210,6 +210,13 @@ class Waiting(_Record):
 
 
 @dataclass(frozen=True)
+class Retired(_Record):
+    """Models that episodes before this one started from were removed; `retired.json`."""
+
+    before: int
+
+
+@dataclass(frozen=True)
 class Times(_Record):
     """When a round got its first upload and when it closed; `rounds/<round>/times.json`."""
 
