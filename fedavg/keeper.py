@@ -130,7 +130,8 @@ class GroupKeeper:
     # -- an open round
 
     def _try_to_close(self, view: View) -> Plan | Step:
-        uploads = [*self._admitted(view), *self._late(view)]
+        found = [*self._admitted(view), *self._late(view)]
+        uploads = admission.without_odd_ones(found, self._verdicts)
         now = self._now(view)
         if uploads and view.since is None:
             view = self._begin_to_wait(view, now)
@@ -188,8 +189,7 @@ class GroupKeeper:
                 else:
                     refusing.take_back(self.store, self.group, view.round, upload.job)
             found.append(upload)
-        layouts = {u.job: self._verdicts[u.episode, u.job].layout for u in found if u.counts}
-        return admission.without_odd_ones(found, layouts)
+        return found
 
     def _judged(self, view: View, upload: Upload) -> Upload:
         key, terms = (upload.episode, upload.job), admission.terms_of(view.group)

@@ -47,7 +47,8 @@ def open_json(source: Source) -> Checkpoint:
         content = _Document(tree, entries, regions, replace)
         return Plan({"": content}, regions, dict.fromkeys(regions, ""))
 
-    return Checkpoint(source.path, "json", entries, rest, _read, source.close, plan)
+    lists = dict(_lists(tree, None))
+    return Checkpoint(source.path, "json", entries, rest, _read, source.close, plan, lists)
 
 
 def _read(entry: Entry, start: int, stop: int, buffer: memoryview) -> None:
@@ -60,6 +61,14 @@ def _children(node: object) -> Iterator[tuple[object, object]] | None:
     if isinstance(node, list) and _shape(node) is None:
         return enumerate(node)
     return None
+
+
+def _lists(node: object, key: str | None) -> Iterator[tuple[str, int]]:
+    """(key, length) of each list; one of numbers has no lists of its own."""
+    if isinstance(node, list):
+        yield key or "", len(node)
+    for part, child in _children(node) or ():
+        yield from _lists(child, keys.join(key, part))
 
 
 def _shape(node: object, depth: int = 0) -> tuple[int, ...] | None:
