@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import io
+import json
 import os
 import pickle
 import struct
@@ -311,6 +312,56 @@ def test_tensors_cannot_reach_beyond_their_bytes(tmp_path: Path, case: str) -> N
     path = archive(tmp_path / "upload.pt", data, **{"0": bytes(8)})
     with pytest.raises(DamagedCheckpoint, match=word):
         open_checkpoint(path)
+
+
+EXPANDED: list[tuple[str, dict[str, torch.Tensor]]] = [
+    ("one", {"w": torch.zeros(1).expand(1 << 44)}),
+    ("a row", {"w": torch.zeros(512).expand(1 << 20, 512)}),
+    ("many", {f"w{n}": torch.zeros(1).expand(1 << 20) for n in range(100)}),
+    ("windows", {"w": torch.zeros(1 << 15).as_strided((1 << 14, 1 << 14), (1, 1))}),
+]
+
+
+@pytest.mark.parametrize("case", EXPANDED, ids=lambda case: case[0])
+def test_a_small_file_cannot_hold_a_tensor_that_takes_for_ever(
+    tmp_path: Path, case: tuple[str, dict[str, torch.Tensor]]
+) -> None:
+    path = tmp_path / "upload.pt"
+    torch.save(case[1], path)
+    with pytest.raises(UnsupportedCheckpoint, match=r"upload\.pt.*'w.*save what"):
+        open_checkpoint(path)
+
+
+def test_members_and_shards_cannot_share_it_out(tmp_path: Path) -> None:
+    inner = io.BytesIO()
+    torch.save({"w": torch.zeros(1).expand(1 << 25)}, inner)
+    with zipfile.ZipFile(tmp_path / "upload.zip", "w") as made:
+        made.writestr("policy.pth", inner.getvalue())
+    with open_checkpoint(tmp_path / "upload.zip") as one:
+        assert one.entries["policy.w"].nbytes == 1 << 27
+    names = [f"{n}.pth" for n in range(4)]
+    with zipfile.ZipFile(tmp_path / "upload.zip", "a") as made:
+        for name in names:
+            made.writestr(name, inner.getvalue())
+    with pytest.raises(UnsupportedCheckpoint, match="unfold to far more"):
+        open_checkpoint(tmp_path / "upload.zip")
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for name in names:
+        torch.save({name[0]: torch.zeros(1).expand(1 << 25)}, folder / name)
+    index = {"weight_map": {name[0]: name for name in names}}
+    (folder / "m.index.json").write_text(json.dumps(index))
+    with pytest.raises(UnsupportedCheckpoint, match="unfold to far more"):
+        open_checkpoint(folder)
+
+
+def test_expanded_and_tied_tensors_of_an_honest_size_are_read(tmp_path: Path) -> None:
+    weight = torch.randn(300, 200)
+    value = {"w": weight, "tied": weight, "bias": torch.zeros(1).expand(1 << 20), "no": weight[:0],
+             "slices": {n: weight[n:] for n in range(100)}, "t": weight.t()}  # fmt: skip
+    torch.save(value, tmp_path / "upload.pt")
+    with open_checkpoint(tmp_path / "upload.pt") as checkpoint:
+        assert len(checkpoint.entries) == 105
 
 
 def test_a_storage_has_one_type(tmp_path: Path) -> None:
