@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedavg.formats.errors import DamagedCheckpoint
+from fedavg.formats.errors import DamagedCheckpoint, UnsupportedCheckpoint
 from fedavg.formats.inert import is_inert
 from fedavg.formats.jsontext import parse
 
@@ -23,6 +23,7 @@ DATA = "data"
 SERIALIZED = ":serialized:"
 MAX_DATA = 8 << 20
 """Bytes. Those of all participants are in memory at once."""
+MAX_VALUES = 100_000
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _majority(values: list[bytes], total: int | None = None) -> bytes | None:
 def _read(document: bytes) -> dict[str, str] | None:
     """Its values by name, each as JSON in one spelling; None for what is no such document."""
     try:
-        found = parse(document, DATA, "")
+        found = parse(document, DATA, "", values=MAX_VALUES, containers=MAX_VALUES)
         return {name: json.dumps(value, sort_keys=True) for name, value in found.items()}
-    except (DamagedCheckpoint, RecursionError, ValueError):
+    except (DamagedCheckpoint, UnsupportedCheckpoint, RecursionError, ValueError):
         return None

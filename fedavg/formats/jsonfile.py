@@ -19,19 +19,24 @@ from fedavg.formats.contents import Put, Region
 from fedavg.formats.errors import UnsupportedCheckpoint
 from fedavg.formats.jsontext import parse
 from fedavg.formats.source import Source
+from fedavg.formats.unpickle import MAX_INT
 
-MAX_FILE = 64 << 20
+MAX_FILE = 16 << 20
+MAX_VALUES = 1_000_000
+MAX_CONTAINERS = 250_000
+"""What a file may have, since it is read at once: no more than 160 MiB of memory come of it."""
 MAX_DIMENSIONS = 32
 CODES = {"float64": "d", "int64": "q"}
 
 
 def open_json(source: Source) -> Checkpoint:
-    """A JSON checkpoint; it is read at once, so that its size is limited to 64 MiB."""
+    """A JSON checkpoint; it is read at once, so that its size is limited."""
     if source.size > MAX_FILE:
         raise UnsupportedCheckpoint(
             source.path, f"it is JSON of {source.size} bytes; save tensors as safetensors"
         )
-    tree = parse(source.read(0, source.size), "it", source.path)
+    limits = {"values": MAX_VALUES, "containers": MAX_CONTAINERS}
+    tree = parse(source.read(0, source.size), "it", source.path, **limits)
     source.close()
     entries: dict[str, Entry] = {}
     rest: dict[str, object] = {}
@@ -39,6 +44,8 @@ def open_json(source: Source) -> Checkpoint:
         if isinstance(leaf, (list, float)):
             entries[key] = _entry(key, path, leaf, source.path)
         else:
+            if isinstance(leaf, int) and leaf.bit_length() >= 8 * MAX_INT:
+                raise UnsupportedCheckpoint(source.path, f"{key!r:.200} is too large a number")
             rest[key] = leaf
 
     def plan(replace: Mapping[str, object]) -> Plan:

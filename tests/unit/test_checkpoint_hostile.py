@@ -267,6 +267,43 @@ def test_a_pickle_of_empty_dicts_ends_at_a_limit(
         open_checkpoint(path)
 
 
+JSON_BOMBS = {
+    "numbers": b'{"x": [' + b"1," * 1_000_001 + b"1]}",
+    "objects": b'{"x": [' + b"{}," * 250_001 + b"1]}",
+    "lists": b'{"x": ' + b"[" * 250_001,
+    "strings": b'{"x": [' + b'"",' * 1_000_001 + b"1]}",
+    "bytes": b'{"x": "' + b"a" * (16 << 20) + b'"}',
+    "an integer": b'{"x": ' + b"9" * 4000 + b"}",
+}
+
+
+@pytest.mark.parametrize("case", JSON_BOMBS)
+def test_json_cannot_take_much_memory(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "upload.json").write_bytes(JSON_BOMBS[case])
+    if case != "an integer":
+        monkeypatch.setattr(json, "loads", None)  # it is refused before
+    with pytest.raises(UnsupportedCheckpoint, match=r"upload\.json cannot be merged"):
+        open_checkpoint(tmp_path / "upload.json")
+
+
+def test_a_header_cannot_take_much_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = b'{"x":{"a":[' + b"{}," * 1_000_001 + b"{}]}}"
+    path = tmp_path / "upload.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(UnsupportedCheckpoint, match="its header is JSON of more than"):
+        open_checkpoint(path)
+
+
+def test_a_name_of_many_that_is_there_twice_is_found_at_once(tmp_path: Path) -> None:
+    names = b",".join(b'"%d":0' % n for n in range(200_000))
+    (tmp_path / "upload.json").write_bytes(b"{" + names + b',"199999":0}')
+    with pytest.raises(DamagedCheckpoint, match="'199999' twice"):
+        open_checkpoint(tmp_path / "upload.json")
+
+
 def test_a_memo_of_large_numbers_takes_no_memory(tmp_path: Path) -> None:
     data = b"\x80\x02}" + text("w") + b"Nr" + struct.pack("<I", 2**32 - 1) + b"s."
     with open_checkpoint(archive(tmp_path / "upload.pt", data)) as checkpoint:
