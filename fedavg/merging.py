@@ -20,6 +20,7 @@ from fedavg.engine.crew import work_off
 from fedavg.engine.digests import digest_of
 from fedavg.engine.faults import culprit
 from fedavg.engine.inputs import Inputs
+from fedavg.engine.leaves import replaced_leaves
 from fedavg.engine.pieces import pieces
 from fedavg.engine.piecework import Merger, NotFinite
 from fedavg.engine.preparing import Contribution
@@ -126,7 +127,7 @@ def _write(
             moved = [key for key, action in actions.items() if action == "rule"]
             state = StateWriter(state_out, rule, entries, moved)
             stack.push(state.end)
-        replace = preparing.largest_numbers(inputs, policy)
+        replace = replaced_leaves(inputs, policy)
         like = template(inputs.models[0], members)
         writer = stack.enter_context(Writer.create(out, like, replace=replace))
         put_state = state.write if state else _no_state
