@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -20,11 +20,13 @@ from fedavg.agreement import Unmergeable
 from fedavg.checkpoint import (
     Checkpoint,
     DamagedCheckpoint,
+    Entry,
     UnsafeCheckpoint,
     UnsupportedCheckpoint,
     open_checkpoint,
 )
 from fedavg.engine import preparing, products
+from fedavg.growing import JSON, departure, family
 from fedavg.inspection import inspect
 from fedavg.policy import Policy, policy_from
 from fedavg.publishing import checkpoint_path, model_path
@@ -43,6 +45,9 @@ UNREADABLE = "unreadable"
 NOT_FINITE = "not finite"
 """The kind of one that depends on what becomes of a key, and by what rule."""
 
+MISSHAPEN = "misshapen"
+"""The kind of one that is not as the model of its round, or as most others."""
+
 Stamps = tuple[tuple[int, ...], ...]
 
 
@@ -51,12 +56,14 @@ class Verdict:
     """What was found: a problem, or the layout of the checkpoint, as one word to compare.
 
     `stamps` tell whether its files were written to since. It holds for groups of these `terms`.
+    `usual` is the layout of the model that it was compared with, empty where there was none.
     """
 
     problem: Problem | None
     layout: str = ""
     stamps: Stamps = ()
     terms: str = ""
+    usual: str = ""
 
 
 def examine(store: Store, group: Group, upload: Upload, base: Global | None) -> Verdict:
@@ -71,13 +78,20 @@ def examine(store: Store, group: Group, upload: Upload, base: Global | None) -> 
         model = None
         if base is not None:  # its damage is not the upload's
             model = stack.enter_context(open_checkpoint(model_path(store, base)))
-        verdict = _examine(store, folder, upload.done, group, model)
+        on_time = base is None or upload.episode == base.episode
+        verdict = _examine(store, folder, upload.done, group, model, on_time)
     return replace(verdict, terms=terms_of(group))
 
 
 def policy_of(group: Group) -> Policy:
     """What becomes of each key. UsageError for what cannot be."""
     return policy_from(group.keys.items(), group.lora)
+
+
+def moves(group: Group) -> bool:
+    """Whether the group's rule moves the model that a round started from."""
+    kind = strategies.RULES.get(group.rule)
+    return kind is not None and kind.needs_base
 
 
 def largest_of(group: Group) -> tuple[float, float]:
@@ -89,7 +103,8 @@ def largest_of(group: Group) -> tuple[float, float]:
 def terms_of(group: Group) -> str:
     """A digest of those terms of a group that a verdict depends on."""
     products = group.rule if group.lora == "product" else ""  # not all rules merge these
-    terms = json.dumps([*largest_of(group), *group.keys.items(), group.lora, products])
+    bounds = (*largest_of(group), moves(group))
+    terms = json.dumps([*bounds, *group.keys.items(), group.lora, products])
     return hashlib.sha256(terms.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -99,7 +114,7 @@ def outdated(problem: Problem | None, group: Group) -> bool:
 
 
 def _examine(
-    store: Store, folder: str, done: Done, group: Group, model: Checkpoint | None
+    store: Store, folder: str, done: Done, group: Group, model: Checkpoint | None, on_time: bool
 ) -> Verdict:
     policy = policy_of(group)
     try:
@@ -109,18 +124,34 @@ def _examine(
             checkpoint_path(store, folder, done.files, "checkpoint")
         ) as checkpoint:
             layout = layout_of(checkpoint)
-            # Lists in JSON may grow with the episodes, such as rewards: they need only agree among
-            # the uploads of a round, which `without_odd_ones` sees to.
-            like = None if checkpoint.format == "json" else model
+            if model is not None:
+                _compare(model, checkpoint, group, on_time)
             most, double = largest_of(group)
-            inspect(checkpoint, like=like, policy=policy, largest=most, largest_double=double)
+            inspect(checkpoint, policy=policy, largest=most, largest_double=double)
             if model is None and (wrong := _unfit(store, group, checkpoint, policy)) is not None:
                 return Verdict(wrong)
     except (FleetError, OSError) as error:
         problem = problem_of(store, error)
-        by_terms = problem.kind == NOT_FINITE
+        by_terms = problem.kind == NOT_FINITE or (problem.kind == MISSHAPEN and _is_json(model))
         return Verdict(replace(problem, terms=terms_of(group)) if by_terms else problem)
-    return Verdict(None, layout, stamps)
+    return Verdict(None, layout, stamps, usual=layout_of(model) if model else "")
+
+
+def _compare(model: Checkpoint, upload: Checkpoint, group: Group, on_time: bool) -> None:
+    """Unmergeable where an upload is not as the model of its round."""
+    policy, fixed = policy_of(group), {"base"}
+    if not on_time or moves(group):
+        fixed |= {"rule", "mean"}
+
+    def may_grow(entry: Entry) -> bool:
+        return policy.action(entry) not in fixed
+
+    if wrong := departure(model, upload, may_grow):
+        raise Unmergeable(wrong[1], key=wrong[0])
+
+
+def _is_json(model: Checkpoint | None) -> bool:
+    return model is not None and model.format == JSON
 
 
 def _unfit(store: Store, group: Group, checkpoint: Checkpoint, policy: Policy) -> Problem | None:
@@ -148,24 +179,32 @@ def stamps_of(store: Store, folder: str, files: Iterable[FileDigest]) -> Stamps:
 
 
 def layout_of(checkpoint: Checkpoint) -> str:
-    """A digest of keys, shapes and types: equal for two checkpoints that can be merged."""
+    """A digest of what must be the same in all uploads of a round: keys, shapes and types."""
     rows = sorted((e.key, e.dtype, e.shape, e.owner) for e in checkpoint.entries.values())
-    return hashlib.sha256(repr(rows).encode("utf-8", "surrogatepass")).hexdigest()
+    words = repr((family(checkpoint), rows))
+    return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def without_odd_ones(uploads: Iterable[Upload], layouts: dict[str, str]) -> list[Upload]:
+def without_odd_ones(
+    uploads: list[Upload], verdicts: Mapping[tuple[int, str], Verdict]
+) -> list[Upload]:
     """The uploads of a round, where no model said who is misshapen: who differs from most is.
 
-    `layouts` are those of the ones that may be merged, by job. Of two layouts that as many have,
-    that of the first job by name is taken.
+    `verdicts` are those of the ones that may be merged, by episode and job. Who is late goes with
+    those who are not. Of two layouts that as many have, that of the round's model is taken, else
+    that of the first job by name.
     """
-    uploads = list(uploads)
-    votes = Counter(layouts[u.job] for u in uploads if u.counts)
-    if len(votes) < 2:
+    counting = {u.job: verdicts[u.episode, u.job] for u in uploads if u.counts}
+    layouts = {job: verdict.layout for job, verdict in counting.items()}
+    if len(set(layouts.values())) < 2:
         return uploads
-    first = min(u.job for u in uploads if u.counts and votes[layouts[u.job]] == max(votes.values()))
+    newest = max(u.episode for u in uploads if u.counts)
+    voters = [u.job for u in uploads if u.counts and u.episode == newest]
+    votes = Counter(layouts[job] for job in voters)
+    most = [job for job in voters if votes[layouts[job]] == max(votes.values())]
+    first = min(most, key=lambda job: (layouts[job] != counting[job].usual, job))
     words = f"its keys, shapes or types are not those of {first} and most others"
-    odd = Problem("misshapen", words)
+    odd = Problem(MISSHAPEN, words)
     return [
         replace(u, problem=odd) if u.counts and layouts[u.job] != layouts[first] else u
         for u in uploads
@@ -181,11 +220,11 @@ def problem_of(store: Store, error: FleetError | OSError) -> Problem:
     elif isinstance(error, UnsupportedCheckpoint):
         kind = "unsupported"
     elif isinstance(error, Unmergeable):
-        kind = NOT_FINITE if NOT_FINITE in str(error) else "misshapen"
+        kind = NOT_FINITE if NOT_FINITE in str(error) else MISSHAPEN
     elif isinstance(error, (OSError, StorageError)):
         kind = UNREADABLE
     else:
-        kind = "damaged" if isinstance(error, FormatError) else "misshapen"
+        kind = "damaged" if isinstance(error, FormatError) else MISSHAPEN
     return Problem(kind, str(error).replace(f"{store.root}/", ""))
 
 

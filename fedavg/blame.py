@@ -22,8 +22,6 @@ from fsworker.protocol.rounds import Problem, Upload
 OUT_OF_RANGE = "out of range"
 """The kind of a problem that is one only as long as the round can close without the upload."""
 
-MISSHAPEN = "misshapen"
-
 
 def blamed(store: Store, plan: Plan, error: FleetError) -> Contributor | None:
     """The contributor of a plan for whom a merge failed; None when it is nobody's upload."""
@@ -82,7 +80,7 @@ class Candidates:
             self.doubted.append(odd)
             self._has_state = plan.state is not None
             return None
-        return odd if late or problem.kind != MISSHAPEN else None
+        return odd if late or problem.kind != admission.MISSHAPEN else None
 
     def begin_afresh(self) -> bool:
         """Take those who are doubted in again and leave the rule's state aside, once.

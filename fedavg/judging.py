@@ -45,9 +45,9 @@ class Judge:
         self._verdicts[upload.episode, upload.job] = Verdict(problem, terms=terms)
         return problem
 
-    def layout(self, upload: Upload) -> str:
-        """The layout of one that was admitted, as one word to compare."""
-        return self._verdicts[upload.episode, upload.job].layout
+    def without_odd_ones(self, uploads: list[Upload]) -> list[Upload]:
+        """`admission.without_odd_ones` of some that were judged."""
+        return admission.without_odd_ones(uploads, self._verdicts)
 
     def is_trusted(self, contributor: Contributor) -> bool:
         """Whether an upload was verified here and nothing wrote to it since."""

@@ -112,7 +112,8 @@ class GroupKeeper:
 
         Whoever stands in its way is out, and the round is looked at again.
         """
-        given = Candidates(self.store, view.round, [*self._admitted(view), *self._late(view)])
+        found = [*self._admitted(view), *self._late(view)]
+        given = Candidates(self.store, view.round, self._judge.without_odd_ones(found))
         now = self._now(view)
         if given.uploads and view.since is None:
             view = self._begin_to_wait(view, now)
@@ -208,8 +209,7 @@ class GroupKeeper:
                 else:
                     refusing.take_back(self.store, self.group, view.round, upload.job)
             found.append(upload)
-        layouts = {u.job: self._judge.layout(u) for u in found if u.counts}
-        return admission.without_odd_ones(found, layouts)
+        return found
 
     def _late(self, view: View) -> Iterator[Upload]:
         """Late uploads that are applied to the open round; the others are refused."""

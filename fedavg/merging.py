@@ -20,10 +20,13 @@ from fedavg.engine.crew import work_off
 from fedavg.engine.digests import digest_of
 from fedavg.engine.faults import culprit
 from fedavg.engine.inputs import Inputs
+from fedavg.engine.leaves import replaced_leaves
 from fedavg.engine.pieces import pieces
 from fedavg.engine.piecework import Merger, NotFinite
 from fedavg.engine.preparing import Contribution
 from fedavg.engine.statefile import StateWriter
+from fedavg.engine.template import copied_members, template
+from fedavg.formats.stablebaselines import Members
 from fedavg.policy import Action, Policy
 from fedavg.rule import Rule
 from fsworker.errors import UsageError
@@ -83,11 +86,12 @@ def merge(
         raise UsageError(f"{rule.name} keeps an optimiser state: say where it is written")
     taking_part = preparing.inputs_of(rule, inputs, base, state_in)
     actions = preparing.actions_of(rule, taking_part, policy)
+    members = copied_members(taking_part)  # before Krum chooses: that was of the tensors alone
     scores: dict[str, float] = {}
     try:
         if rule.kind.choose is not None:
             taking_part, scores = nearness.choose(rule, taking_part, actions, threads)
-        kept = _write(rule, taking_part, actions, out, state_out, policy, threads)
+        kept = _write(rule, taking_part, actions, out, state_out, policy, threads, members)
     except NotFinite as error:
         raise culprit(error.piece, taking_part, rule) from error
     total = sum(taking_part.weights)
@@ -108,6 +112,7 @@ def _write(
     state_out: str | None,
     policy: Policy,
     threads: int,
+    members: Members | None,
 ) -> str | None:
     """Merge into the two files; the path of the state if there is one."""
     entries = inputs.models[0].entries
@@ -122,8 +127,9 @@ def _write(
             moved = [key for key, action in actions.items() if action == "rule"]
             state = StateWriter(state_out, rule, entries, moved)
             stack.push(state.end)
-        replace = preparing.largest_numbers(inputs, policy)
-        writer = stack.enter_context(Writer.create(out, inputs.models[0], replace=replace))
+        replace = replaced_leaves(inputs, policy)
+        like = template(inputs.models[0], members)
+        writer = stack.enter_context(Writer.create(out, like, replace=replace))
         put_state = state.write if state else _no_state
         work_off(work, lambda: Merger(rule, inputs, streamed, writer.write, put_state), threads)
         pairs.merge(inputs, writer.write, threads)

@@ -63,16 +63,22 @@ class Policy:
         return None
 
     def takes_largest(self, key: str, value: object) -> bool:
-        """Whether of a leaf that is no tensor the largest is kept; else the first participant's.
+        """Whether of a leaf that is no tensor the largest is kept.
 
-        That is so for whole numbers, but not for those in lists: they belong to each other.
+        That is so for whole numbers, but not for those in lists: they belong to each other. A list
+        and a dict whose keys are numbers look alike here, so that below one only counters by their
+        names are taken (`state.0.step`).
         """
         if isinstance(value, bool) or not isinstance(value, int):
             return False
-        for pattern, action in self.patterns:
-            if fnmatch.fnmatchcase(key, pattern):
-                return action == "max"
-        return not any(part.isdigit() for part in key.split("."))
+        if (action := self.leaf_action(key)) is not None:
+            return action == "max"
+        return _is_called_counter(key) or not any(part.isdigit() for part in key.split("."))
+
+    def leaf_action(self, key: str) -> Action | None:
+        """What a pattern says of a leaf that is no tensor; None where none fits."""
+        fits = (a for pattern, a in self.patterns if fnmatch.fnmatchcase(key, pattern))
+        return next(fits, None)
 
     def record(self) -> dict[str, object]:
         """For a plan; `policy_from` reads it."""

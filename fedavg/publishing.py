@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from fedavg import strategies
 from fedavg.checkpoint import Checkpoint, open_checkpoint
 from fedavg.engine import preparing, products
+from fedavg.engine.statefile import open_state
 from fedavg.merging import Contribution, Merged, merge
 from fedavg.policy import policy_from
 from fsworker.errors import FormatError
@@ -205,7 +206,8 @@ def _opened(store: Store, eye: GroupEye, plan: Plan, *, verified: bool = True) -
             model = _model(store, eye, plan.round, plan.base, verified)
             base = bases[plan.base] = opened(model_path(store, model))
             if plan.state is not None:
-                state = opened(_state_path(store, model, plan.state, verified))
+                path = _state_path(store, model, plan.state, verified)
+                state = stack.enter_context(open_state(path))
         inputs = []
         for c in plan.contributors:
             own = None

@@ -7,10 +7,11 @@ rule weighs, a pattern with a typing error, a state that nobody wrote.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from fedavg.formats.base import Checkpoint, Entry
+from fedavg.formats.base import Checkpoint
 from fedavg.formats.keys import LORA
+from fedavg.formats.stablebaselines import BaselinesZip
 from fedavg.policy import Policy, actions
 from fedavg.rule import Kind
 
@@ -27,7 +28,7 @@ def unused(kind: Kind, policy: Policy, model: Checkpoint, given: Iterable[str]) 
             found.append(f"{option}: {kind.name} keeps no optimiser state")
         elif option == "--staleness" and kind.name != "fedbuff":
             found.append(f"{option}: {kind.name} does not weigh by age, fedbuff alone does")
-        elif option == "--base" and not _wants_base(kind, policy, entries):
+        elif option == "--base" and not _wants_base(kind, policy, model):
             found.append(f"{option}: {kind.name} does not look at the model before")
         elif option == "--lora" and not any(m in f".{k}." for k in entries for m in LORA):
             found.append(f"{option}: there are no factors of low-rank adapters")
@@ -37,5 +38,7 @@ def unused(kind: Kind, policy: Policy, model: Checkpoint, given: Iterable[str]) 
     return found
 
 
-def _wants_base(kind: Kind, policy: Policy, entries: Mapping[str, Entry]) -> bool:
-    return kind.needs_base or "base" in actions(policy, entries).values()
+def _wants_base(kind: Kind, policy: Policy, model: Checkpoint) -> bool:
+    """Whether anything is taken from it: numbers, or what a zip has beside its tensors."""
+    kept = "base" in actions(policy, model.entries).values()
+    return kind.needs_base or kept or isinstance(model, BaselinesZip)

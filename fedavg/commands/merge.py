@@ -89,8 +89,8 @@ def _merge(
         target.sweep()
     with ExitStack() as stack, named(targets):
 
-        def opened(path: str | None) -> Checkpoint | None:
-            return None if path is None else stack.enter_context(_open(path))
+        def opened(path: str | None, state: bool = False) -> Checkpoint | None:
+            return None if path is None else stack.enter_context(_open(path, state))
 
         models = [stack.enter_context(_open(f)) for f in files]
         _refuse_unused(of.kind, keep, models[0], {
@@ -99,7 +99,7 @@ def _merge(
         })  # fmt: skip
         inputs = _contributions(files, models, counts, ages)
         merged = merging.merge(
-            of, inputs, targets[-1].temporary, base=opened(base), state_in=opened(state_in),
+            of, inputs, targets[-1].temporary, base=opened(base), state_in=opened(state_in, True),
             state_out=targets[0].temporary if of.kind.state else None,
             policy=keep, threads=how["threads"],
         )  # fmt: skip
@@ -117,14 +117,15 @@ def _refuse_unused(
         raise UsageError(f"{'; '.join(found)}: leave out what is of no use")
 
 
-def _open(path: str) -> Checkpoint:
+def _open(path: str, state: bool = False) -> Checkpoint:
     from fedavg.checkpoint import open_checkpoint
+    from fedavg.engine.statefile import open_state
 
     if not path:
         raise UsageError("a file to read has no name: is a variable of the shell empty?")
     if not os.path.exists(path):
         raise UsageError(f"{path}: there is no such file or folder", path=path)
-    return open_checkpoint(path)
+    return open_state(path) if state else open_checkpoint(path)
 
 
 def _contributions(

@@ -136,8 +136,9 @@ class Merger:
         old, count = self._inputs.state, piece.stop - piece.start
         found = {}
         for name in kind.state:
-            if old is not None:
-                at = (state_key(name, piece.key), piece.start, piece.stop)
+            kept = state_key(name, piece.key)
+            if old is not None and kept in old.entries:
+                at = (kept, piece.start, piece.stop)
                 found[name] = self._reader.rows(f"state {name}", [old], *at)[0]
             else:
                 dtype = dtype_of(state_dtype(entry))

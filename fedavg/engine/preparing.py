@@ -144,16 +144,3 @@ def _check_bases(rule: Rule, inputs: Inputs, found: Mapping[str, Action]) -> Non
     for key in kept:
         if inputs.base.entries[key].dtype != first[key].dtype:
             raise Unmergeable(f"the base {inputs.base.path}: {key} has another type", key=key)
-
-
-def largest_numbers(inputs: Inputs, policy: Policy) -> dict[str, object]:
-    """Leaves that are no tensors and in which the output differs from the first model."""
-    first = inputs.models[0].rest
-    replaced: dict[str, object] = {}
-    for key, value in first.items():
-        if policy.takes_largest(key, value):
-            others = (model.rest.get(key) for model in inputs.models)
-            most = max(v for v in others if isinstance(v, int) and not isinstance(v, bool))
-            if most != value:
-                replaced[key] = most
-    return replaced

@@ -2,7 +2,8 @@
 
 It is a safetensors file whose tensors are called `<value>/<key>` (`m/encoder.0.weight`), in the
 shape of the key's tensor: float64 for a float64 model, else float32, whose rounding is far below
-the noise of a round. Its metadata name the rule. The same state gives the same bytes.
+the noise of a round. Its metadata name the rule. The same state gives the same bytes. Whatever keys
+a model may have, and however many, their state can be read again: `open_state` knows no limits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from types import TracebackType
 
 from fedavg.agreement import Unmergeable
 from fedavg.formats.base import Checkpoint, Entry
+from fedavg.formats.errors import DamagedCheckpoint
+from fedavg.formats.safetensor import looks_like, open_named
+from fedavg.formats.source import Source
 from fedavg.formats.storing import Storing
 from fedavg.rule import Rule
 from fsworker.protocol.fsops import Store, close_quietly, storage_error
@@ -25,8 +29,24 @@ _ALIGNMENT = 8
 
 
 def state_key(value: str, key: str) -> str:
-    """What a kept value of a key is called in the file."""
-    return f"{value}/{key}"
+    """What a kept value of a key is called in the file: what cannot be printed is spelt out."""
+    if key.isprintable() and "\\" not in key:
+        return f"{value}/{key}"
+    spelt = (c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in key)
+    return f"{value}/{''.join(spelt)}"
+
+
+def open_state(path: str) -> Checkpoint:
+    """The state in a file. DamagedCheckpoint for what is none, FormatError, StorageError."""
+    source = Source(path)
+    try:
+        head = source.read(0, min(source.size, 16))
+        if not looks_like(head, source.size):
+            raise DamagedCheckpoint(path, "it is no optimiser state: they are safetensors files")
+        return open_named(source)
+    except BaseException:
+        source.close()
+        raise
 
 
 def state_dtype(entry: Entry) -> str:
@@ -37,16 +57,23 @@ def state_dtype(entry: Entry) -> str:
 def check_state(
     state: Checkpoint, rule: Rule, entries: Mapping[str, Entry], keys: Iterable[str]
 ) -> None:
-    """Unmergeable when a state is not that of this rule and these keys."""
+    """Unmergeable when a state is not that of this rule and these keys.
+
+    It may lack keys, if the model has all that it knows of: then more of them go by the rule now.
+    """
     made_by = state.rest.get("__metadata__.rule")
     if made_by != rule.name:
         raise Unmergeable(
             f"{state.path} is the optimiser state of {made_by or 'no rule that is known'}, not of "
             f"{rule.name}: start anew without it"
         )
-    wanted = {state_key(value, key): entries[key] for key in keys for value in rule.kind.state}
+    values = rule.kind.state
+    wanted = {state_key(value, key): entries[key] for key in keys for value in values}
+    fits = {state_key(value, key) for key in entries for value in values} >= state.entries.keys()
     for name, entry in wanted.items():
         found = state.entries.get(name)
+        if found is None and fits:
+            continue
         if found is None:
             why = f"it lacks {name}"
         elif found.shape != entry.shape or found.dtype != state_dtype(entry):

@@ -64,6 +64,7 @@ class Checkpoint:
         are themselves (numpy's scalars too); bytes, sets, torch.Size and the like are values that
         can be compared and are kept as they are.
     format: "pt", "safetensors", "json", "shards" or "stable-baselines3".
+    lists: how long each list of a JSON file is, by its key; empty for other formats.
     plan: lays out a checkpoint of the same form, with some of `rest` replaced; for a Writer.
     """
 
@@ -76,12 +77,14 @@ class Checkpoint:
         read: Read,
         close: Callable[[], None],
         plan: MakePlan,
+        lists: Mapping[str, int] | None = None,
     ) -> None:
         self.path = path
         self.format = format
         self.entries = MappingProxyType(dict(entries))
         self.rest = MappingProxyType(dict(rest))
         self.plan = plan
+        self.lists = MappingProxyType(dict(lists or {}))
         self._read = read
         self._close = close
 

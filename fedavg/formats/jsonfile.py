@@ -19,19 +19,24 @@ from fedavg.formats.contents import Put, Region
 from fedavg.formats.errors import UnsupportedCheckpoint
 from fedavg.formats.jsontext import parse
 from fedavg.formats.source import Source
+from fedavg.formats.unpickle import MAX_INT
 
-MAX_FILE = 64 << 20
+MAX_FILE = 16 << 20
+MAX_VALUES = 1_000_000
+MAX_CONTAINERS = 250_000
+"""What a file may have, since it is read at once: no more than 160 MiB of memory come of it."""
 MAX_DIMENSIONS = 32
 CODES = {"float64": "d", "int64": "q"}
 
 
 def open_json(source: Source) -> Checkpoint:
-    """A JSON checkpoint; it is read at once, so that its size is limited to 64 MiB."""
+    """A JSON checkpoint; it is read at once, so that its size is limited."""
     if source.size > MAX_FILE:
         raise UnsupportedCheckpoint(
             source.path, f"it is JSON of {source.size} bytes; save tensors as safetensors"
         )
-    tree = parse(source.read(0, source.size), "it", source.path)
+    limits = {"values": MAX_VALUES, "containers": MAX_CONTAINERS}
+    tree = parse(source.read(0, source.size), "it", source.path, **limits)
     source.close()
     entries: dict[str, Entry] = {}
     rest: dict[str, object] = {}
@@ -39,6 +44,8 @@ def open_json(source: Source) -> Checkpoint:
         if isinstance(leaf, (list, float)):
             entries[key] = _entry(key, path, leaf, source.path)
         else:
+            if isinstance(leaf, int) and leaf.bit_length() >= 8 * MAX_INT:
+                raise UnsupportedCheckpoint(source.path, f"{key!r:.200} is too large a number")
             rest[key] = leaf
 
     def plan(replace: Mapping[str, object]) -> Plan:
@@ -47,7 +54,8 @@ def open_json(source: Source) -> Checkpoint:
         content = _Document(tree, entries, regions, replace)
         return Plan({"": content}, regions, dict.fromkeys(regions, ""))
 
-    return Checkpoint(source.path, "json", entries, rest, _read, source.close, plan)
+    lists = dict(_lists(tree, None))
+    return Checkpoint(source.path, "json", entries, rest, _read, source.close, plan, lists)
 
 
 def _read(entry: Entry, start: int, stop: int, buffer: memoryview) -> None:
@@ -60,6 +68,14 @@ def _children(node: object) -> Iterator[tuple[object, object]] | None:
     if isinstance(node, list) and _shape(node) is None:
         return enumerate(node)
     return None
+
+
+def _lists(node: object, key: str | None) -> Iterator[tuple[str, int]]:
+    """(key, length) of each list; one of numbers has no lists of its own."""
+    if isinstance(node, list):
+        yield key or "", len(node)
+    for part, child in _children(node) or ():
+        yield from _lists(child, keys.join(key, part))
 
 
 def _shape(node: object, depth: int = 0) -> tuple[int, ...] | None:

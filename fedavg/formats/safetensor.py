@@ -45,12 +45,26 @@ def looks_like(head: bytes, size: int) -> bool:
 def open_safetensors(source: Source) -> Checkpoint:
     """A file of safetensors; its metadata are in `rest` as `__metadata__.<name>`."""
     header = _header(source)
-    entries: dict[str, Entry] = {}
     places = {name: number for number, (name, _) in enumerate(header.tensors)}
+    keyed: dict[str, int] = {}
     for key, _, number in keys.leaves(places, _children, source.path):
         assert isinstance(number, int)
-        name, fields = header.tensors[number]
-        entries[key] = _entry(key, name, fields, header.begin, source)
+        keyed[key] = number
+    return _checkpoint(source, header, keyed)
+
+
+def open_named(source: Source) -> Checkpoint:
+    """A file of this project's own: of any size, its keys the names as they stand there."""
+    header = _header(source, limited=False)
+    return _checkpoint(source, header, {name: n for n, (name, _) in enumerate(header.tensors)})
+
+
+def _checkpoint(source: Source, header: _Header, keyed: Mapping[str, int]) -> Checkpoint:
+    """The checkpoint whose tensors are at these numbers of the header, by their keys."""
+    entries = {
+        key: _entry(key, *header.tensors[number], header.begin, source)
+        for key, number in keyed.items()
+    }
     rest = {f"{METADATA}.{name}": value for name, value in (header.metadata or {}).items()}
 
     def plan(replace: Mapping[str, object]) -> Plan:
@@ -64,12 +78,13 @@ def _children(node: object) -> Iterator[tuple[object, object]] | None:
     return iter(node.items()) if isinstance(node, dict) else None
 
 
-def _header(source: Source) -> _Header:
+def _header(source: Source, *, limited: bool = True) -> _Header:
     """The header, its offsets checked to fill the file exactly."""
     length = int.from_bytes(source.read(0, LENGTH), "little")
-    if length > MAX_HEADER:
+    if limited and length > MAX_HEADER:
         raise UnsupportedCheckpoint(source.path, f"its header has {length} bytes; save shards")
-    found = parse(source.read(LENGTH, length), "its header", source.path)
+    limits = {} if limited else {"values": length, "containers": length}
+    found = parse(source.read(LENGTH, length), "its header", source.path, **limits)
     metadata = found.pop(METADATA, None)
     if metadata is not None and not _is_metadata(metadata):
         raise DamagedCheckpoint(source.path, f"{METADATA} of its header holds more than strings")

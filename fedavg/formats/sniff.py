@@ -8,6 +8,7 @@ from fedavg.formats import safetensor, stablebaselines, torchfile, zipread
 from fedavg.formats.base import Checkpoint
 from fedavg.formats.errors import DamagedCheckpoint, UnsupportedCheckpoint
 from fedavg.formats.jsonfile import open_json
+from fedavg.formats.places import unfolded
 from fedavg.formats.shards import open_folder
 from fedavg.formats.source import Source
 
@@ -25,7 +26,15 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     StorageError for what the filesystem refuses. Reads headers alone.
     """
     name = os.fspath(path)
-    return open_folder(name, _open_file) if os.path.isdir(name) else _open_file(name)
+    found = open_folder(name, _open_file) if os.path.isdir(name) else _open_file(name)
+    if odd := unfolded(found.entries):
+        found.close()
+        raise UnsupportedCheckpoint(
+            name,
+            f"its tensors unfold to far more than it holds, {odd[0]!r:.200} to {odd[1]} bytes: "
+            "save what they were expanded from",
+        )
+    return found
 
 
 def _open_file(path: str) -> Checkpoint:

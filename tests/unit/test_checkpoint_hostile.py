@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import io
+import json
 import os
 import pickle
 import struct
@@ -266,6 +267,43 @@ def test_a_pickle_of_empty_dicts_ends_at_a_limit(
         open_checkpoint(path)
 
 
+JSON_BOMBS = {
+    "numbers": b'{"x": [' + b"1," * 1_000_001 + b"1]}",
+    "objects": b'{"x": [' + b"{}," * 250_001 + b"1]}",
+    "lists": b'{"x": ' + b"[" * 250_001,
+    "strings": b'{"x": [' + b'"",' * 1_000_001 + b"1]}",
+    "bytes": b'{"x": "' + b"a" * (16 << 20) + b'"}',
+    "an integer": b'{"x": ' + b"9" * 4000 + b"}",
+}
+
+
+@pytest.mark.parametrize("case", JSON_BOMBS)
+def test_json_cannot_take_much_memory(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "upload.json").write_bytes(JSON_BOMBS[case])
+    if case != "an integer":
+        monkeypatch.setattr(json, "loads", None)  # it is refused before
+    with pytest.raises(UnsupportedCheckpoint, match=r"upload\.json cannot be merged"):
+        open_checkpoint(tmp_path / "upload.json")
+
+
+def test_a_header_cannot_take_much_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = b'{"x":{"a":[' + b"{}," * 1_000_001 + b"{}]}}"
+    path = tmp_path / "upload.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(UnsupportedCheckpoint, match="its header is JSON of more than"):
+        open_checkpoint(path)
+
+
+def test_a_name_of_many_that_is_there_twice_is_found_at_once(tmp_path: Path) -> None:
+    names = b",".join(b'"%d":0' % n for n in range(200_000))
+    (tmp_path / "upload.json").write_bytes(b"{" + names + b',"199999":0}')
+    with pytest.raises(DamagedCheckpoint, match="'199999' twice"):
+        open_checkpoint(tmp_path / "upload.json")
+
+
 def test_a_memo_of_large_numbers_takes_no_memory(tmp_path: Path) -> None:
     data = b"\x80\x02}" + text("w") + b"Nr" + struct.pack("<I", 2**32 - 1) + b"s."
     with open_checkpoint(archive(tmp_path / "upload.pt", data)) as checkpoint:
@@ -311,6 +349,56 @@ def test_tensors_cannot_reach_beyond_their_bytes(tmp_path: Path, case: str) -> N
     path = archive(tmp_path / "upload.pt", data, **{"0": bytes(8)})
     with pytest.raises(DamagedCheckpoint, match=word):
         open_checkpoint(path)
+
+
+EXPANDED: list[tuple[str, dict[str, torch.Tensor]]] = [
+    ("one", {"w": torch.zeros(1).expand(1 << 44)}),
+    ("a row", {"w": torch.zeros(512).expand(1 << 20, 512)}),
+    ("many", {f"w{n}": torch.zeros(1).expand(1 << 20) for n in range(100)}),
+    ("windows", {"w": torch.zeros(1 << 15).as_strided((1 << 14, 1 << 14), (1, 1))}),
+]
+
+
+@pytest.mark.parametrize("case", EXPANDED, ids=lambda case: case[0])
+def test_a_small_file_cannot_hold_a_tensor_that_takes_for_ever(
+    tmp_path: Path, case: tuple[str, dict[str, torch.Tensor]]
+) -> None:
+    path = tmp_path / "upload.pt"
+    torch.save(case[1], path)
+    with pytest.raises(UnsupportedCheckpoint, match=r"upload\.pt.*'w.*save what"):
+        open_checkpoint(path)
+
+
+def test_members_and_shards_cannot_share_it_out(tmp_path: Path) -> None:
+    inner = io.BytesIO()
+    torch.save({"w": torch.zeros(1).expand(1 << 25)}, inner)
+    with zipfile.ZipFile(tmp_path / "upload.zip", "w") as made:
+        made.writestr("policy.pth", inner.getvalue())
+    with open_checkpoint(tmp_path / "upload.zip") as one:
+        assert one.entries["policy.w"].nbytes == 1 << 27
+    names = [f"{n}.pth" for n in range(4)]
+    with zipfile.ZipFile(tmp_path / "upload.zip", "a") as made:
+        for name in names:
+            made.writestr(name, inner.getvalue())
+    with pytest.raises(UnsupportedCheckpoint, match="unfold to far more"):
+        open_checkpoint(tmp_path / "upload.zip")
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for name in names:
+        torch.save({name[0]: torch.zeros(1).expand(1 << 25)}, folder / name)
+    index = {"weight_map": {name[0]: name for name in names}}
+    (folder / "m.index.json").write_text(json.dumps(index))
+    with pytest.raises(UnsupportedCheckpoint, match="unfold to far more"):
+        open_checkpoint(folder)
+
+
+def test_expanded_and_tied_tensors_of_an_honest_size_are_read(tmp_path: Path) -> None:
+    weight = torch.randn(300, 200)
+    value = {"w": weight, "tied": weight, "bias": torch.zeros(1).expand(1 << 20), "no": weight[:0],
+             "slices": {n: weight[n:] for n in range(100)}, "t": weight.t()}  # fmt: skip
+    torch.save(value, tmp_path / "upload.pt")
+    with open_checkpoint(tmp_path / "upload.pt") as checkpoint:
+        assert len(checkpoint.entries) == 105
 
 
 def test_a_storage_has_one_type(tmp_path: Path) -> None:

@@ -1,0 +1,180 @@
+"""JSON uploads against the model of their round: lists may grow, and nothing else may differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedavg.checkpoint import open_checkpoint
+from fedavg.growing import departure
+from fedavg.keeper import GroupKeeper, Step
+from fsworker.protocol import federation
+from fsworker.protocol.fsops import Store
+from fsworker.protocol.groupview import GroupEye
+from fsworker.protocol.layout import groups
+from tests.support.rounds import make_group, saves, upload
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    (tmp_path / "root").mkdir(mode=0o700)
+    return Store(tmp_path / "root")
+
+
+def keep(store: Store) -> Step:
+    keeper = GroupKeeper(store, "g")
+    step = keeper.step()
+    while step.merged:
+        step = keeper.step()
+    return step
+
+
+def writes(document: object) -> Callable[[str], None]:
+    def write(path: str) -> None:
+        Path(path).write_text(json.dumps(document))
+
+    return write
+
+
+def json_upload(store: Store, job: str, episode: int, document: object) -> None:
+    upload(store, "g", job, episode, writes(document), name="checkpoint.json")
+
+
+def refusals(store: Store, episode: int) -> dict[str, str]:
+    plan = GroupEye(store, "g").plan(episode)
+    refused = {j: r.kind for j, r in GroupEye(store, "g").refusals(episode).items()}
+    return refused | ({j: w.partition(":")[0] for j, w in plan.refused.items()} if plan else {})
+
+
+def written(tmp_path: Path, name: str, document: object) -> str:
+    (tmp_path / name).write_text(json.dumps(document))
+    return str(tmp_path / name)
+
+
+BASE = {
+    "agent": "greedy", "total": 0, "rewards": [0.5], "table": [[0.5, 1.5]], "seen": [1], "none": [],
+    "past": [{"reward": 1.5}], "odd": [[1], [2, 3]], "arms": {"0": {"value": 1.5}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"rewards": [0.5, 1.5, 2.5]},
+        {"table": [[0.5, 1.5], [2.5, 3.5]]},
+        {"seen": [1, 2]},
+        {"seen": [1, 2.5]},
+        {"none": [0.5]},
+        {"none": [[1, 2]]},
+        {"past": [{"reward": 1.5}, {"reward": 2.5}]},
+        {"odd": [[1], [2, 3], [4]]},
+        {"total": 3.5},
+        {"agent": "random"},
+    ],
+)
+def test_what_tells_of_the_past_may_grow(tmp_path: Path, change: dict[str, Any]) -> None:
+    base = open_checkpoint(written(tmp_path, "base.json", BASE))
+    later = open_checkpoint(written(tmp_path, "later.json", BASE | change))
+    assert departure(base, later, lambda entry: True) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"evil": [1.5, 2.5]}, "alone has evil"),
+        ({"rewards": []}, "lacks rewards"),
+        ({"rewards": [1]}, "rewards is int64 and not float64"),
+        ({"rewards": [[0.5]]}, "rewards has the shape"),
+        ({"rewards": 0.5}, "rewards has the shape"),
+        ({"table": [[0.5], [1.5]]}, "table has the shape"),
+        ({"table": [[0.5, 1.5, 2.5]]}, "table has the shape"),
+        ({"arms": {"0": {"value": 1.5}, "1": {"value": 1.5}}}, "alone has arms.1.value"),
+        ({"past": [{"reward": 1.5, "more": 0.5}]}, "alone has past.0.more"),
+        ({"agent": 0.5}, "alone has agent"),
+    ],
+)
+def test_what_is_no_growth_is_named(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    base = open_checkpoint(written(tmp_path, "base.json", BASE))
+    later = open_checkpoint(written(tmp_path, "later.json", BASE | change))
+    wrong = departure(base, later, lambda entry: True)
+    assert wrong is not None and words in wrong[1]
+
+
+def test_json_does_not_take_the_place_of_tensors(store: Store) -> None:
+    make_group(store, "ab", quorum=1, deadline=0.0)
+    for job in "ab":
+        upload(store, "g", job, 1, 1.0)
+    keep(store)
+    json_upload(store, "a", 2, {"evil": [1.5, 2.5]})
+    upload(store, "g", "b", 2, 2.0)
+    keep(store)
+    found = federation.read_global(store, "g", 3)
+    assert found is not None and found.merge.files[0].name == "global_weights.pt"
+    assert refusals(store, 2) == {"a": "misshapen"}
+
+
+def test_tensors_do_not_take_the_place_of_json(store: Store) -> None:
+    make_group(store, "ab", quorum=1, deadline=0.0)
+    for job in "ab":
+        json_upload(store, job, 1, {"q": [0.5]})
+    keep(store)
+    upload(store, "g", "a", 2, saves({"q": torch.tensor([9.0], dtype=torch.float64)}))
+    json_upload(store, "b", 2, {"q": [1.5]})
+    keep(store)
+    found = federation.read_global(store, "g", 3)
+    assert found is not None and found.merge.files[0].name == "global_weights.json"
+    assert refusals(store, 2) == {"a": "misshapen"}
+
+
+@pytest.mark.parametrize("evil", [{"evil": [1.5]}, {"q": [9]}, {"q": []}, {"q": [9.5, 9.5]}])
+def test_of_two_json_uploads_that_differ_the_one_like_the_model_counts(
+    store: Store, evil: dict[str, Any]
+) -> None:
+    make_group(store, "ab", quorum=1, deadline=0.0)
+    for job in "ab":
+        json_upload(store, job, 1, {"q": [0.5]})
+    keep(store)
+    json_upload(store, "a", 2, evil)
+    json_upload(store, "b", 2, {"q": [1.5]})
+    keep(store)
+    assert json.loads(store.read(f"{groups.global_dir('g', 3)}/global_weights.json")) == {
+        "q": [1.5]
+    }
+    assert refusals(store, 2) == {"a": "misshapen"}
+
+
+def test_a_list_that_grows_stops_no_rule_that_moves_it(store: Store) -> None:
+    make_group(store, "abc", quorum=2, deadline=3600.0, rule="fedavgm")
+    for job in "abc":
+        json_upload(store, job, 1, {"q": [0.5], "seen": [1]})
+    keep(store)
+    json_upload(store, "a", 2, {"q": [0.5, 9.5], "seen": [1, 2]})
+    for job in "bc":
+        json_upload(store, job, 2, {"q": [1.5], "seen": [1, 2]})
+    assert keep(store).report.round == 3
+    merged = json.loads(store.read(f"{groups.global_dir('g', 3)}/global_weights.json"))
+    assert merged == {"q": [1.5], "seen": [1, 2]} and refusals(store, 2) == {"a": "misshapen"}
+
+
+def test_who_is_late_goes_with_those_who_are_not(store: Store) -> None:
+    make_group(store, "abc", quorum=2, late="delta")
+    for job in "abc":
+        json_upload(store, job, 1, {"q": [0.5]})
+    keep(store)
+    for episode in (2, 3):
+        for job in "bc":
+            json_upload(store, job, episode, {"q": [0.5] * (episode if episode > 2 else 1)})
+        if episode == 2:
+            keep(store)
+            json_upload(store, "a", 2, {"q": [9.5]})
+    keep(store)
+    merged = json.loads(store.read(f"{groups.global_dir('g', 4)}/global_weights.json"))
+    assert merged == {"q": [0.5] * 3} and refusals(store, 3) == {"a": "misshapen"}
