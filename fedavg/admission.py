@@ -194,19 +194,19 @@ def without_odd_ones(
     those who are not. Of two layouts that as many have, that of the round's model is taken, else
     that of the first job by name.
     """
-    counting = {u.job: verdicts[u.episode, u.job] for u in uploads if u.counts}
-    layouts = {job: verdict.layout for job, verdict in counting.items()}
-    if len(set(layouts.values())) < 2:
+    counting = {at: verdicts[at] for u in uploads if u.counts for at in [(u.episode, u.job)]}
+    if len({verdict.layout for verdict in counting.values()}) < 2:
         return uploads
-    newest = max(u.episode for u in uploads if u.counts)
-    voters = [u.job for u in uploads if u.counts and u.episode == newest]
-    votes = Counter(layouts[job] for job in voters)
-    most = [job for job in voters if votes[layouts[job]] == max(votes.values())]
-    first = min(most, key=lambda job: (layouts[job] != counting[job].usual, job))
+    newest = max(episode for episode, _ in counting)
+    voters = {job: verdict for (episode, job), verdict in counting.items() if episode == newest}
+    votes = Counter(verdict.layout for verdict in voters.values())
+    most = [job for job, verdict in voters.items() if votes[verdict.layout] == max(votes.values())]
+    first = min(most, key=lambda job: (voters[job].layout != voters[job].usual, job))
+    usual = voters[first].layout
     words = f"its keys, shapes or types are not those of {first} and most others"
     odd = Problem(MISSHAPEN, words)
     return [
-        replace(u, problem=odd) if u.counts and layouts[u.job] != layouts[first] else u
+        replace(u, problem=odd) if u.counts and counting[u.episode, u.job].layout != usual else u
         for u in uploads
     ]
 

@@ -178,3 +178,19 @@ def test_who_is_late_goes_with_those_who_are_not(store: Store) -> None:
     keep(store)
     merged = json.loads(store.read(f"{groups.global_dir('g', 4)}/global_weights.json"))
     assert merged == {"q": [0.5] * 3} and refusals(store, 3) == {"a": "misshapen"}
+
+
+def test_a_job_that_is_late_and_not_is_judged_twice(store: Store) -> None:
+    make_group(store, "abc", quorum=2, late="delta")
+    for job in "abc":
+        json_upload(store, job, 1, {"q": [0.5]})
+    keep(store)
+    for job in "bc":
+        json_upload(store, job, 2, {"q": [0.5]})
+    keep(store)
+    json_upload(store, "a", 2, {"q": [9.5]})
+    for job in "ab":
+        json_upload(store, job, 3, {"q": [0.5, 1.5]})
+    keep(store)
+    merged = json.loads(store.read(f"{groups.global_dir('g', 4)}/global_weights.json"))
+    assert merged == {"q": [0.5, 1.5]}
