@@ -164,7 +164,7 @@ class GroupKeeper:
         if found != plan:
             artifacts.discard(self.store, prepared)
             return self._merge(found)
-        for upload in given.doubted:
+        for upload in (*given.uploads, *given.doubted):
             if upload.episode < view.round and upload.problem is not None:
                 self._refuse(upload, upload.problem)
         self._write_refusals(plan)

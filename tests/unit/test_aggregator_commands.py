@@ -399,7 +399,7 @@ def test_without_locks_nothing_is_taken_back_beside_an_aggregator_that_beats(
         upload(store, "g", job, 1, 1.0)
     fails = StorageError("the merge fails")
     with monkeypatch.context() as patched:
-        patched.setattr(publishing, "publish_merge", lambda *_, **__: raising(fails))
+        patched.setattr(publishing, "publish_prepared", lambda *_, **__: raising(fails))
         aggregator = Aggregator(store, alone=False)
         aggregator.sweep()
     aggregator.reports["g"] = GroupReport(1, state)

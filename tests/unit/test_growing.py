@@ -177,7 +177,8 @@ def test_who_is_late_goes_with_those_who_are_not(store: Store) -> None:
             json_upload(store, "a", 2, {"q": [9.5]})
     keep(store)
     merged = json.loads(store.read(f"{groups.global_dir('g', 4)}/global_weights.json"))
-    assert merged == {"q": [0.5] * 3} and refusals(store, 3) == {"a": "misshapen"}
+    assert merged == {"q": [0.5] * 3} and refusals(store, 2) == {"a": "misshapen"}
+    assert refusals(store, 3) == {}
 
 
 def test_a_job_that_is_late_and_not_is_judged_twice(store: Store) -> None:

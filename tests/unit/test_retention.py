@@ -30,4 +30,4 @@ def test_what_is_known_of_old_rounds_goes_with_their_files(tmp_path: Path) -> No
     assert {number for number, _ in eye._refusals} == {4, 5}
     assert {number for number, _ in eye._uploads} == {4, 5}
     assert min(eye._plans) == min(eye._globals) == 4
-    assert {number for number, _ in keeper._verdicts} == {4, 5}
+    assert {number for number, _ in keeper._judge._verdicts} == {4, 5}
