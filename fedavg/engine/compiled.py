@@ -9,9 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -55,8 +53,9 @@ FLOAT64_BITS = 53
 LEAST_WEIGHT = 2.0**-512
 """With this one, of 1 at most, all products with normal or subnormal numbers are normal ones."""
 
-MeanOf = Callable[[Any, Any, Any, Any, float, Any], bool]
-"""(descriptors, offsets, room (K, any), weights (K,), factor, out (n,)): see `kernels`."""
+MeanOf = Callable[[Any, Any, Any, Any, Any, float, Any], bool]
+"""(descriptors, offsets, lengths to fetch, room (K, any), weights (K,), factor, out (n,)): see
+`kernels`."""
 
 SEEN_AS = {torch.float32: torch.float32, torch.bfloat16: torch.uint16}
 """The types that have a loop, and what numpy knows them by."""
@@ -117,20 +116,11 @@ class _Rows:
         assert len(places) == len(models), "only keys that lie in a row are streamed"
         self.sources = [place.source for place in places]
         self.offsets = np.array([place.offset for place in places], np.int64)
-        self._ends = [place.source.size for place in places]
+        self._ends = np.array([place.source.size for place in places], np.int64)
 
-    def fetch(self, fds: Sequence[int], first: int, size: int) -> None:
-        """Have the system begin to fetch what it lacks of `size` bytes and of what follows.
-
-        Small reads that go round many files would not make it. To ask it for what it has costs as
-        much as a tenth of reading that.
-        """
-        for fd, place, end in zip(fds, self.offsets.tolist(), self._ends, strict=True):
-            offset = place + first
-            length = min(AHEAD * size, end - offset)
-            if not _at_hand(fd, offset + length - 1):
-                with suppress(OSError):
-                    os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
+    def ahead(self, first: int, size: int) -> Any:
+        """How many bytes of each file are to be in memory soon, as `size` from `first` on begin."""
+        return np.minimum(AHEAD * size, self._ends - self.offsets - first)
 
 
 class Streams:
@@ -154,10 +144,10 @@ class Streams:
         room = self._reader.space("room of a loop", len(self._models), width, out.dtype)
         rows, first = self._rows(key), start * itemsize
         with lent(rows.sources) as fds:
-            rows.fetch(fds, first, out.nbytes)
             return loop(
                 np.array(fds, np.int64),
                 rows.offsets + first,
+                rows.ahead(first, out.nbytes),
                 _array(room),
                 self._weights.numpy(),
                 self._factor,
@@ -169,14 +159,6 @@ class Streams:
         if self._last is None or self._last[0] != key:
             self._last = key, _Rows(self._models, key)
         return self._last[1]
-
-
-def _at_hand(fd: int, offset: int) -> bool:
-    """Whether the system can give a byte of a file at once, having it in memory."""
-    try:
-        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except OSError:  # it has to be fetched; or this filesystem does not say
-        return False
 
 
 def _array(values: Tensor) -> Any:

@@ -72,8 +72,8 @@ def _by_loop(
     try:
         os.pwrite(fd, array(models).tobytes(), 0)
         offsets = np.arange(count, dtype=np.int64) * (length * dtype.itemsize)
-        fds = np.full(count, fd, np.int64)
-        loop(fds, offsets, array(room), vector.numpy(), factor, array(out))
+        fds, lengths = np.full(count, fd), np.full(count, length * dtype.itemsize)
+        loop(fds, offsets, lengths, array(room), vector.numpy(), factor, array(out))
     finally:
         os.close(fd)
     return out

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from fedavg.checkpoint import Checkpoint, open_checkpoint
-from fedavg.engine import compiled
+from fedavg.engine import compiled, kernels
 from fedavg.formats.errors import DamagedCheckpoint
 from fedavg.merging import Contribution, merge
 from fedavg.strategies import rule
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.unit
 
@@ -158,31 +159,22 @@ def test_a_file_that_was_cut_is_named(used: list[bool], tmp_path: Path) -> None:
     assert False in used and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("cached", [True, False, None])
-def test_only_what_is_not_in_memory_is_asked_for(
-    used: list[bool], tmp_path: Path, cached: bool | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the kernel says is made up here: it decides for itself what it keeps. None: it does not
-    say, as for a filesystem that cannot."""
-    asked: list[int] = []
-
-    def preadv(fd: int, buffers: list[bytearray], offset: int, flags: int = 0) -> int:
-        if not flags:
-            return real(fd, buffers, offset)
-        assert flags == os.RWF_NOWAIT
-        if cached is None:
-            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-        if not cached:
-            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-        return 1
-
-    real = os.preadv
-    inputs = saved(tmp_path, 3)
-    monkeypatch.setattr(os, "preadv", preadv)
-    monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, size, what: asked.append(what))
-    merged(inputs, tmp_path / "out")
-    wanted = 3 * sum(used)
-    assert wanted and asked.count(os.POSIX_FADV_WILLNEED) == (0 if cached else wanted)
+def test_what_is_not_in_memory_is_fetched(tmp_path: Path) -> None:
+    """As far as the filesystem says what is in memory; one that lives there always has it."""
+    size, room = 1 << 20, np.zeros((1, 16), np.uint8)
+    (tmp_path / "file").write_bytes(bytes(size))
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        what = [np.array([number], np.int64) for number in (fd, 0, size)]
+        assert kernels.fetch(*what, room) == 0, "what was just written is there"
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if kernels.fetch(*what, room):
+            wait_until(lambda: not kernels.fetch(*what, room) or None, what="the file in memory")
+        lost = [np.array([number], np.int64) for number in (-1, 0, size)]
+        assert kernels.fetch(*lost, room) == 1, "whose error is told by who reads it"
+    finally:
+        os.close(fd)
 
 
 def test_other_types_and_rules_do_without(used: list[bool], tmp_path: Path) -> None:

@@ -22,10 +22,11 @@ def values(out: Any) -> Any:
     return out if out.dtype == np.float32 else (out.astype(np.uint32) << 16).view(np.float32)
 
 
-def backwards(loop: Any, fds: Any, offsets: Any, room: Any, weights: Any, *rest: Any) -> None:
+def backwards(loop: Any, fds: Any, offsets: Any, *args: Any) -> None:
     """Adds the models in the other order, as another library may."""
+    lengths, room, weights, *rest = args
     turned = [np.ascontiguousarray(a[::-1]) for a in (fds, offsets, weights)]
-    loop(turned[0], turned[1], room, turned[2], *rest)
+    loop(turned[0], turned[1], lengths, room, turned[2], *rest)
 
 
 def flushing(loop: Any, *args: Any) -> None:
@@ -41,10 +42,11 @@ def hiding(loop: Any, *args: Any) -> None:
     out[np.isinf(values(out))] = np.finfo(np.float32).max if out.dtype == np.float32 else 0x7F7F
 
 
-def away(loop: Any, fds: Any, offsets: Any, room: Any, weights: Any, factor: Any, out: Any) -> None:
+def away(loop: Any, *args: Any) -> None:
     """Rounds up where it should go to even, as a sum that is a little too large does."""
+    *given, factor, out = args
     little = 2.0**-50 if out.dtype == np.float32 else 2.0**-20
-    loop(fds, offsets, room, weights, factor * (1 + little), out)
+    loop(*given, factor * (1 + little), out)
 
 
 def late(loop: Any, fds: Any, offsets: Any, *rest: Any) -> None:
