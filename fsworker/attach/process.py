@@ -64,7 +64,11 @@ def attach(options: Options) -> int:
     """Join, serve, leave; the exit code. FleetError for a refusal."""
     os.environ.pop(TOKEN_VARIABLE, None)  # user code must not see it
     store = Store(options.root)
-    member, manifest, lock = _knock(store, options)
+    try:
+        member, manifest, lock = _knock(store, options)
+    except rootside.Stopped as stopped:
+        say(str(stopped))
+        return 0
     where = f"shard {member.shard}, launch {member.launch}"
     say(f"attached to {manifest.run_id} as {member.host}: {where}")
     signal.pthread_sigmask(signal.SIG_BLOCK, wrapper.SIGNALS)
@@ -123,6 +127,7 @@ def _join(store: Store, options: Options) -> tuple[Member, Manifest, socket.sock
             wish, membership.read_token(store, entry.split(wish.token)[0]), now
         )
     wish = replace(wish, name=entry.spelled(wish, seen.meta, seen.members, token))
+    known = rootside.stop_intent(store, wish.name)
     last = rootside.last_launch(store, wish.name)
     member = entry.join(wish, seen.manifest, seen.meta, seen.members, token, last)
     _check_functions(seen.manifest, options)
@@ -130,7 +135,7 @@ def _join(store: Store, options: Options) -> tuple[Member, Manifest, socket.sock
     lock = rootside.lock(store, seen.manifest.run_id, wish.name)
     try:
         rootside.take_back(store, wish.name, requeued=_requeued())
-        rootside.appear(store, member)
+        rootside.appear(store, member, known)
     except BaseException:
         lock.close()
         raise

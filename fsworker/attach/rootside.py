@@ -104,9 +104,30 @@ def take_back(store: Store, host: str, *, requeued: bool) -> None:
             store.run(ledger.reclaim(owner, died=known and not requeued))
 
 
-def appear(store: Store, member: Member) -> None:
-    """Become a member. Busy when somebody on another machine becomes the same at this moment."""
+class Stopped(Exception):
+    """The workers of a name were told to stop while one of them was about to attach."""
+
+
+def stop_intent(store: Store, host: str) -> bytes:
+    """What tells the workers of a name to stop, as it is written; empty where nothing does."""
+    path = layout.host_file(host, lifefiles.STOP)
+    if path.rpartition("/")[2] not in store.scan(layout.CTL):
+        return b""
+    try:
+        return store.read(path, 1 << 10)
+    except FileNotFoundError:
+        return b""
+
+
+def appear(store: Store, member: Member, known: bytes = b"") -> None:
+    """Become a member. Busy when somebody on another machine becomes the same at this moment.
+
+    `known` is the stop intent that was there when this began. Whoever wrote another since could not
+    know of this launch, but meant it: the last one was killed, and this is its next life. Stopped.
+    """
     host = member.host
+    if stop_intent(store, host) not in (known, b""):
+        raise Stopped(f"{host!r} was told to stop while it attached")
     if lifefiles.stop_wanted(store, host, member.launch):
         path = store.path(layout.host_file(host, lifefiles.STOP))
         raise Refused(f"{path} tells every worker called {host!r} to stop: remove it first")

@@ -154,6 +154,33 @@ def test_a_worker_that_lives_and_is_silent_keeps_its_name_and_its_record(tmp_pat
     assert membership.read_members(run.store) == (Member("guest", 1, 0),)
 
 
+def test_who_is_told_to_stop_while_it_attaches_stays_away(tmp_path: Path) -> None:
+    """Its last life was killed, so the stop names that one's launch."""
+    store = make_run(tmp_path).store
+    assert rootside.stop_intent(store, "x") == b""
+    store.publish(layout.host_file("x", "stop"), b"1\n")
+    with pytest.raises(rootside.Stopped, match="told to stop"):
+        rootside.appear(store, Member("x", 2, 0), b"")
+    # One that begins after that was told to by somebody who knows.
+    rootside.appear(store, Member("x", 2, 0), rootside.stop_intent(store, "x"))
+    store.publish(layout.host_file("x", "stop"), b"2\n")
+    with pytest.raises(rootside.Stopped):
+        rootside.appear(store, Member("x", 3, 0), b"1\n")
+
+
+def test_attaching_ends_with_0_where_it_was_told_to_stop_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = make_run(tmp_path, may_attach=("guest",)).store
+    stop = layout.host_file("guest", "stop")
+    monkeypatch.setattr(rootside, "check_silent", lambda *_: store.publish(stop, b"1\n"))
+    # Of parallel 0: it serves no function, so none has to be there.
+    assert process.attach(process.Options(str(tmp_path), Wish("guest", parallel=0))) == 0
+    assert "'guest' was told to stop while it attached" in capsys.readouterr().err
+    assert membership.read_members(store) == ()
+    hostlock.acquire(str(tmp_path), "r1", "guest", 0.0).close()
+
+
 def test_of_two_machines_that_attach_under_one_name_at_once_one_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     rootside.appear(run.store, Member("x", 1, 0))
