@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ctl import sdunits
+from fsworker.protocol import layout
 from tests.rigs import systemd
 from tests.rigs.systemd import UserManager
 from tests.support.waiting import wait_until
@@ -107,14 +108,19 @@ def test_a_worker_joins_as_a_unit_is_started_anew_and_stays_away_once_stopped(ma
     manager.run("systemctl", "--user", "start", unit)
     wait_until(lambda: state() == "ready", 60, "the worker joins")
 
-    first = manager.show(unit)["MainPID"]
+    def life() -> str:
+        beat = root / layout.status_path(os.uname().nodename)
+        return str(json.loads(beat.read_text())["incarnation"])
+
+    first, before = manager.show(unit)["MainPID"], life()
     manager.run("kill", "-KILL", first)
     wait_until(
         lambda: (now := manager.show(unit))["SubState"] == "running" and now["MainPID"] != first,
         60,
         "it is started anew",
     )
-    wait_until(lambda: state() == "ready", 60, "the worker joins again")
+    # The last life's beat is fresh for a while, and the new one's silence is not its end.
+    wait_until(lambda: life() != before and state() == "ready", 60, "the worker joins again")
 
     ctl("stop")
     wait_until(lambda: manager.show(unit)["SubState"] == "dead", 60, "the unit is over")
