@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from fedavg.keeper import GroupKeeper, Step
 from fsworker.protocol import artifacts, federation
 from fsworker.protocol.artifacts import Done
 from fsworker.protocol.fsops import Store
+from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
 from fsworker.protocol.records.round import Group
 
@@ -81,6 +83,20 @@ def make_group(store: Store, jobs: str | list[str] = "", **fields: Any) -> Group
     for job in jobs:
         federation.join(store, "g", job)
     return group
+
+
+def keep(store: Store) -> Step:
+    """Step with a fresh keeper, as after a restart, until there is nothing to do."""
+    keeper = GroupKeeper(store, "g")
+    step = keeper.step()
+    while step.merged:
+        step = keeper.step()
+    return step
+
+
+def refusals(store: Store, episode: int) -> dict[str, str]:
+    """The kinds of those that were refused after an episode, by job."""
+    return {j: r.kind for j, r in GroupEye(store, "g").refusals(episode).items()}
 
 
 def model(store: Store, episode: int, group: str = "g") -> dict[str, Any]:

@@ -19,14 +19,24 @@ from safetensors.torch import load_file, save_file
 from ctl import groupstatus
 from fedavg import publishing, verifying
 from fedavg.aggregator import Aggregator, leadership
-from fedavg.keeper import GroupKeeper, Step
+from fedavg.keeper import GroupKeeper
 from fsworker.errors import Busy
 from fsworker.protocol import archive, federation, fsfolders
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
 from fsworker.protocol.records.round import Merge, sha256
-from tests.support.rounds import Shell, make_group, model, published, saves, upload, weights
+from tests.support.rounds import (
+    Shell,
+    keep,
+    make_group,
+    model,
+    published,
+    refusals,
+    saves,
+    upload,
+    weights,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -35,19 +45,6 @@ pytestmark = pytest.mark.unit
 def store(tmp_path: Path) -> Store:
     (tmp_path / "root").mkdir(mode=0o700)
     return Store(tmp_path / "root")
-
-
-def keep(store: Store) -> Step:
-    """Step with a fresh keeper, as after a restart, until there is nothing to do."""
-    keeper = GroupKeeper(store, "g")
-    step = keeper.step()
-    while step.merged:
-        step = keeper.step()
-    return step
-
-
-def refusals(store: Store, episode: int) -> dict[str, str]:
-    return {j: r.kind for j, r in GroupEye(store, "g").refusals(episode).items()}
 
 
 def value(store: Store, episode: int) -> float:

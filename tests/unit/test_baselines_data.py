@@ -22,12 +22,11 @@ from fedavg import strategies
 from fedavg.checkpoint import open_checkpoint
 from fedavg.formats.agreed import agreed
 from fedavg.formats.inert import is_inert
-from fedavg.keeper import GroupKeeper, Step
 from fedavg.merging import Contribution, merge
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
-from tests.support.rounds import Shell, make_group, upload
+from tests.support.rounds import Shell, keep, make_group, upload
 
 pytestmark = pytest.mark.unit
 
@@ -89,14 +88,6 @@ def writes(data: object, value: float = 1.0, **more: bytes) -> Callable[[str], N
 def store(tmp_path: Path) -> Store:
     (tmp_path / "root").mkdir(mode=0o700)
     return Store(tmp_path / "root")
-
-
-def keep(store: Store) -> Step:
-    keeper = GroupKeeper(store, "g")
-    step = keeper.step()
-    while step.merged:
-        step = keeper.step()
-    return step
 
 
 def baselines(store: Store, job: str, episode: int, data: object, value: float = 1.0) -> None:

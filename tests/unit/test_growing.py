@@ -12,12 +12,10 @@ import torch
 
 from fedavg.checkpoint import open_checkpoint
 from fedavg.growing import departure
-from fedavg.keeper import GroupKeeper, Step
 from fsworker.protocol import federation
 from fsworker.protocol.fsops import Store
-from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
-from tests.support.rounds import make_group, saves, upload
+from tests.support.rounds import keep, make_group, refusals, saves, upload
 
 pytestmark = pytest.mark.unit
 
@@ -26,14 +24,6 @@ pytestmark = pytest.mark.unit
 def store(tmp_path: Path) -> Store:
     (tmp_path / "root").mkdir(mode=0o700)
     return Store(tmp_path / "root")
-
-
-def keep(store: Store) -> Step:
-    keeper = GroupKeeper(store, "g")
-    step = keeper.step()
-    while step.merged:
-        step = keeper.step()
-    return step
 
 
 def writes(document: object) -> Callable[[str], None]:
@@ -45,12 +35,6 @@ def writes(document: object) -> Callable[[str], None]:
 
 def json_upload(store: Store, job: str, episode: int, document: object) -> None:
     upload(store, "g", job, episode, writes(document), name="checkpoint.json")
-
-
-def refusals(store: Store, episode: int) -> dict[str, str]:
-    plan = GroupEye(store, "g").plan(episode)
-    refused = {j: r.kind for j, r in GroupEye(store, "g").refusals(episode).items()}
-    return refused | ({j: w.partition(":")[0] for j, w in plan.refused.items()} if plan else {})
 
 
 def written(tmp_path: Path, name: str, document: object) -> str:

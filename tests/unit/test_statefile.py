@@ -14,12 +14,11 @@ from fedavg.agreement import Unmergeable
 from fedavg.checkpoint import DamagedCheckpoint, open_checkpoint
 from fedavg.engine.statefile import open_state, state_key
 from fedavg.formats import keys, safetensor
-from fedavg.keeper import GroupKeeper, Step
 from fedavg.merging import Contribution, merge
 from fedavg.policy import policy_from
 from fsworker.protocol import federation
 from fsworker.protocol.fsops import Store
-from tests.support.rounds import make_group, model, saves, upload
+from tests.support.rounds import keep, make_group, model, saves, upload
 
 pytestmark = pytest.mark.unit
 
@@ -33,14 +32,6 @@ ODD = [
 def store(tmp_path: Path) -> Store:
     (tmp_path / "root").mkdir(mode=0o700)
     return Store(tmp_path / "root")
-
-
-def keep(store: Store) -> Step:
-    keeper = GroupKeeper(store, "g")
-    step = keeper.step()
-    while step.merged:
-        step = keeper.step()
-    return step
 
 
 class Site:
