@@ -102,9 +102,9 @@ def largest_of(group: Group) -> tuple[float, float]:
 
 def terms_of(group: Group) -> str:
     """A digest of those terms of a group that a verdict depends on."""
-    products = group.rule if group.lora == "product" else ""  # not all rules merge these
+    paired = group.rule if group.lora == "product" else ""  # not all rules merge these
     bounds = (*largest_of(group), moves(group))
-    terms = json.dumps([*bounds, *group.keys.items(), group.lora, products])
+    terms = json.dumps([*bounds, *group.keys.items(), group.lora, paired])
     return hashlib.sha256(terms.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

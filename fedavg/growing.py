@@ -20,13 +20,8 @@ def family(checkpoint: Checkpoint) -> str:
     return checkpoint.format if checkpoint.format in (JSON, BASELINES) else "tensors"
 
 
-def never(entry: Entry) -> bool:
-    """No list may be longer."""
-    return False
-
-
 def departure(
-    like: Checkpoint, found: Checkpoint, may_grow: Callable[[Entry], bool] = never
+    like: Checkpoint, found: Checkpoint, may_grow: Callable[[Entry], bool]
 ) -> tuple[str | None, str] | None:
     """(key, what is wrong) where `found` is not as `like`; None when it can stand for it.
 

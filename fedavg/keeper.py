@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fedavg import admission, closing, publishing, refusing, retention
+from fedavg import admission, closing, refusing, retention
 from fedavg.blame import Candidates
 from fedavg.judging import Judge
 from fedavg.making import Maker
@@ -128,7 +128,6 @@ class GroupKeeper:
             plan = closing.make_plan(view, decision, afresh=given.afresh)
             closed = now or self._server_time()
             try:
-                publishing.rehearse(self.store, self.eye, plan)
                 prepared = self._maker.merged(plan)
             except FleetError as error:
                 self._check_open(view)

@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 
 from fedavg import strategies
 from fedavg.checkpoint import Checkpoint, open_checkpoint
-from fedavg.engine import preparing, products
 from fedavg.engine.statefile import open_state
 from fedavg.merging import Contribution, Merged, merge
 from fedavg.policy import policy_from
@@ -141,19 +140,6 @@ def compute(
         )
 
 
-def rehearse(store: Store, eye: GroupEye, plan: Plan) -> None:
-    """Everything that a merge can be refused for without reading tensors, before a round closes.
-
-    Unmergeable names the participant; other errors are of the group's rule, keys or models.
-    """
-    rule = strategies.rule(plan.rule, plan.options)
-    with _opened(store, eye, plan, verified=False) as (inputs, base, state):
-        taking_part = preparing.inputs_of(rule, inputs, base, state)
-        policy = policy_from(plan.keys.items(), plan.lora)
-        preparing.actions_of(rule, taking_part, policy)
-        products.pairs(taking_part.models[0].entries, taking_part, policy)
-
-
 def verify_contributor(store: Store, group: str, contributor: Contributor) -> None:
     """Damaged when an upload is not, byte for byte, what the plan says."""
     folder = groups.upload_dir(group, contributor.episode, contributor.job)
@@ -190,10 +176,10 @@ Opened = tuple[list[Contribution], Checkpoint | None, Checkpoint | None]
 
 
 @contextmanager
-def _opened(store: Store, eye: GroupEye, plan: Plan, *, verified: bool = True) -> Iterator[Opened]:
+def _opened(store: Store, eye: GroupEye, plan: Plan) -> Iterator[Opened]:
     """The contributions, the base and the optimiser state of a plan, open for reading.
 
-    `verified`: every byte of the models and the state was read and is what the plan says.
+    Every byte of the models and the state was read and is what the plan says.
     """
     with ExitStack() as stack:
 
@@ -203,17 +189,17 @@ def _opened(store: Store, eye: GroupEye, plan: Plan, *, verified: bool = True) -
         bases: dict[str, Checkpoint] = {}
         base = state = None
         if plan.base is not None:
-            model = _model(store, eye, plan.round, plan.base, verified)
+            model = _model(store, eye, plan.round, plan.base)
             base = bases[plan.base] = opened(model_path(store, model))
             if plan.state is not None:
-                path = _state_path(store, model, plan.state, verified)
+                path = _state_path(store, model, plan.state)
                 state = stack.enter_context(open_state(path))
         inputs = []
         for c in plan.contributors:
             own = None
             if c.base is not None and plan.base is not None and c.base != plan.base:
                 if c.base not in bases:
-                    model = _model(store, eye, c.episode, c.base, verified)
+                    model = _model(store, eye, c.episode, c.base)
                     bases[c.base] = opened(model_path(store, model))
                 own = bases[c.base]
             checkpoint = opened(upload_path(store, plan.group, c))
@@ -221,7 +207,7 @@ def _opened(store: Store, eye: GroupEye, plan: Plan, *, verified: bool = True) -
         yield inputs, base, state
 
 
-def _model(store: Store, eye: GroupEye, episode: int, digest: str, verified: bool) -> Global:
+def _model(store: Store, eye: GroupEye, episode: int, digest: str) -> Global:
     """The model that an episode started from. Damaged when it is another."""
     model = eye.model(episode)
     folder = groups.global_dir(eye.group, episode)
@@ -230,13 +216,13 @@ def _model(store: Store, eye: GroupEye, episode: int, digest: str, verified: boo
         raise Damaged(f"{path} is missing, which round {episode} started from", path=path)
     if model.merge.digest != digest:
         raise Damaged(f"{path} is another model than the plan says", path=path)
-    artifacts.verify_files(store, folder, model.merge.files, full=verified)
+    artifacts.verify_files(store, folder, model.merge.files, full=True)
     return model
 
 
-def _state_path(store: Store, model: Global, digest: str, verified: bool) -> str:
+def _state_path(store: Store, model: Global, digest: str) -> str:
     path = store.path(model.folder)
     if model.merge.state_digest != digest:
         raise Damaged(f"{path} has another optimiser state than the plan says", path=path)
-    artifacts.verify_files(store, model.folder, model.merge.state, full=verified)
+    artifacts.verify_files(store, model.folder, model.merge.state, full=True)
     return f"{path}/{model.merge.state[0].name}"

@@ -23,8 +23,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 BLOCK = 2048
-"""Elements whose sums are in work at once: 16 KiB, which stay in the first cache. To begin a block
-takes as long as hundreds of numbers."""
+"""Elements whose sums are in work at once: 16 KiB, which stay in the first cache."""
 
 FREEDOM = {"contract"}
 """What LLVM may do to arithmetic: a product and a sum in one operation, which rounds once."""

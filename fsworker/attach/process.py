@@ -24,7 +24,7 @@ from fsworker.errors import (
     UsageError,
 )
 from fsworker.host.importable import why_not
-from fsworker.life import wrapper
+from fsworker.life import lifefiles, wrapper
 from fsworker.loop.leaving import FINISHED
 from fsworker.protocol import layout, membership
 from fsworker.protocol.fsops import Store, storage_error
@@ -127,7 +127,7 @@ def _join(store: Store, options: Options) -> tuple[Member, Manifest, socket.sock
             wish, membership.read_token(store, entry.split(wish.token)[0]), now
         )
     wish = replace(wish, name=entry.spelled(wish, seen.meta, seen.members, token))
-    known = rootside.stop_intent(store, wish.name)
+    known = lifefiles.stop_intent(store, wish.name)
     last = rootside.last_launch(store, wish.name)
     member = entry.join(wish, seen.manifest, seen.meta, seen.members, token, last)
     _check_functions(seen.manifest, options)

@@ -108,27 +108,17 @@ class Stopped(Exception):
     """The workers of a name were told to stop while one of them was about to attach."""
 
 
-def stop_intent(store: Store, host: str) -> bytes:
-    """What tells the workers of a name to stop, as it is written; empty where nothing does."""
-    path = layout.host_file(host, lifefiles.STOP)
-    if path.rpartition("/")[2] not in store.scan(layout.CTL):
-        return b""
-    try:
-        return store.read(path, 1 << 10)
-    except FileNotFoundError:
-        return b""
-
-
-def appear(store: Store, member: Member, known: bytes = b"") -> None:
+def appear(store: Store, member: Member, known: bytes | None = None) -> None:
     """Become a member. Busy when somebody on another machine becomes the same at this moment.
 
     `known` is the stop intent that was there when this began. Whoever wrote another since could not
     know of this launch, but meant it: the last one was killed, and this is its next life. Stopped.
     """
     host = member.host
-    if stop_intent(store, host) not in (known, b""):
+    intent = lifefiles.stop_intent(store, host)
+    if intent and intent != known:
         raise Stopped(f"{host!r} was told to stop while it attached")
-    if lifefiles.stop_wanted(store, host, member.launch):
+    if intent is not None and lifefiles.covers(intent, member.launch):
         path = store.path(layout.host_file(host, lifefiles.STOP))
         raise Refused(f"{path} tells every worker called {host!r} to stop: remove it first")
     if host in store.run(launches.take({host: member.launch}, os.urandom(4).hex())):

@@ -81,19 +81,30 @@ def read_identity(store: Store, host: str) -> HostIdentity | None:
 def stop_wanted(
     store: Store, host: str, launch: int, present: Collection[str] | None = None
 ) -> bool:
-    """Whether a stop intent covers this launch. `present`: a fresh listing of `ctl/`, if at hand.
+    """Whether a stop intent covers this launch. `present`: as for `stop_intent`."""
+    content = stop_intent(store, host, present)
+    return content is not None and covers(content, launch)
 
-    The folder is listed, never asked for the one name: a client may remember an absence for long.
+
+def covers(intent: bytes, launch: int) -> bool:
+    """Whether a stop intent, as it is written, covers this launch."""
+    return layout.stop_covers(intent.decode("utf-8", "replace"), launch)
+
+
+def stop_intent(store: Store, host: str, present: Collection[str] | None = None) -> bytes | None:
+    """What tells the workers of a host to stop, as it is written; None where nothing does.
+
+    `present`: a fresh listing of `ctl/`, if at hand. The folder is listed, never asked for the one
+    name: a client may remember an absence for long.
     """
     path = layout.host_file(host, STOP)
     names = store.scan(layout.CTL) if present is None else present
     if os.path.basename(path) not in names:
-        return False
+        return None
     try:
-        content = store.read(path, _SMALL)
+        return store.read(path, _SMALL)
     except FileNotFoundError:
-        return False
-    return layout.stop_covers(content.decode("utf-8", "replace"), launch)
+        return None
 
 
 def drain_patience(store: Store, host: str, launch: int) -> float | None:

@@ -439,19 +439,20 @@ def test_a_retired_round_is_not_published_again(
     make_group(store, "ab", keep_rounds=1)
     for job in "ab":
         upload(store, "g", job, 1, 1.0)
-    sleeper, real, before = GroupKeeper(store, "g"), publishing.rehearse, {}
+    sleeper, real, before = GroupKeeper(store, "g"), publishing.prepare_merge, {}
 
-    def sleep(*args: Any) -> None:
-        real(*args)
-        monkeypatch.setattr(publishing, "rehearse", real)
+    def sleep(*args: Any, **how: Any) -> str:
+        prepared = real(*args, **how)
+        monkeypatch.setattr(publishing, "prepare_merge", real)
         keep(store)
         for episode in (2, 3, 4):
             for job in "ab":
                 upload(store, "g", job, episode, 1.0)
             keep(store)
         before.update(published(store))
+        return prepared
 
-    monkeypatch.setattr(publishing, "rehearse", sleep)
+    monkeypatch.setattr(publishing, "prepare_merge", sleep)
     assert sleeper.step().report.why == "another aggregator closed it"
     assert published(store) == before
     assert GroupKeeper(store, "g").step().report.round == 5

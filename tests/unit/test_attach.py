@@ -157,12 +157,12 @@ def test_a_worker_that_lives_and_is_silent_keeps_its_name_and_its_record(tmp_pat
 def test_who_is_told_to_stop_while_it_attaches_stays_away(tmp_path: Path) -> None:
     """Its last life was killed, so the stop names that one's launch."""
     store = make_run(tmp_path).store
-    assert rootside.stop_intent(store, "x") == b""
+    assert lifefiles.stop_intent(store, "x") is None
     store.publish(layout.host_file("x", "stop"), b"1\n")
     with pytest.raises(rootside.Stopped, match="told to stop"):
-        rootside.appear(store, Member("x", 2, 0), b"")
+        rootside.appear(store, Member("x", 2, 0), None)
     # One that begins after that was told to by somebody who knows.
-    rootside.appear(store, Member("x", 2, 0), rootside.stop_intent(store, "x"))
+    rootside.appear(store, Member("x", 2, 0), lifefiles.stop_intent(store, "x"))
     store.publish(layout.host_file("x", "stop"), b"2\n")
     with pytest.raises(rootside.Stopped):
         rootside.appear(store, Member("x", 3, 0), b"1\n")
