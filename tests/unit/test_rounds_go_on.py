@@ -226,7 +226,7 @@ def killed_between_plan_and_model(store: Store, monkeypatch: pytest.MonkeyPatch)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(keeper.publishing, "publish_prepared", kill)
+        patched.setattr(publishing, "publish_prepared", kill)
         with pytest.raises(KeyboardInterrupt):
             keeper.GroupKeeper(store, "g").step()
     assert counted(store, 1) == [("a", 1), ("b", 1), ("c", 1)]
@@ -281,7 +281,7 @@ def test_a_plan_is_published_when_its_model_is_ready(
         seen.append(GroupEye(store, "g").plan(1))
         return found
 
-    monkeypatch.setattr(keeper.publishing, "prepare_merge", watched)
+    monkeypatch.setattr(publishing, "prepare_merge", watched)
     swept(store)
     assert seen == [None] and counted(store, 1) == [("a", 1), ("b", 1)]
 

@@ -43,7 +43,7 @@ def merges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         begun.append(plan.round)
         return merge(store, eye, plan, **how)
 
-    monkeypatch.setattr(keeper.publishing, "prepare_merge", counted)
+    monkeypatch.setattr(publishing, "prepare_merge", counted)
     return begun
 
 
@@ -192,11 +192,11 @@ def test_a_round_that_another_one_published_is_left_alone(
     merge = publishing.prepare_merge
 
     def spoilt(*args: Any, **how: Any) -> Any:
-        monkeypatch.setattr(keeper.publishing, "prepare_merge", merge)
+        monkeypatch.setattr(publishing, "prepare_merge", merge)
         assert other.step().merged
         raise Unmergeable("out of range")
 
-    monkeypatch.setattr(keeper.publishing, "prepare_merge", spoilt)
+    monkeypatch.setattr(publishing, "prepare_merge", spoilt)
     assert own.step().merged
     assert GroupEye(store, "g").plan(1) is not None
     for job in "ab":
@@ -205,7 +205,7 @@ def test_a_round_that_another_one_published_is_left_alone(
         patched.setattr(publishing, "publish_prepared", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             own.step()
-    monkeypatch.setattr(keeper.publishing, "prepare_merge", spoilt)
+    monkeypatch.setattr(publishing, "prepare_merge", spoilt)
     assert own.step().merged
     assert GroupEye(store, "g").plan(2) is not None
     assert own.step().report.round == 3
