@@ -10,6 +10,7 @@ import pytest
 
 import fsworker
 from fsworker.client.executor import Client, NotSent, TaskError
+from fsworker.protocol import packing
 from tests.support import client_functions
 from tests.support.fleet import NOTE, Fleet
 from tests.support.waiting import Spawned
@@ -66,4 +67,4 @@ def test_a_blob_that_is_not_what_was_sent_fails_its_task_alone(fleet: Fleet, spo
 
 
 def _elsewhere(value: object, paths: list[str]) -> object:
-    return fsworker.blob.Reference("../../../etc/passwd", 1, 1)
+    return packing.Reference("../../../etc/passwd", 1, 1)

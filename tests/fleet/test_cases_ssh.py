@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_thirty_starts_return_in_time_and_outlive_their_connection(
     python.write_text("#!/bin/sh\nexec sleep 900\n")
     python.chmod(0o755)
     took = []
-    with open_launcher("ssh", fleet.rig.options()) as launcher:
+    with closing(open_launcher("ssh", fleet.rig.options())) as launcher:
         for name in names:
             begun = time.monotonic()
             started = launcher.start(

@@ -196,7 +196,7 @@ def keep_coming_back(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[fl
             os.close(os.open(name, os.O_CREAT | os.O_EXCL, dir_fd=dir_fd))
             returned.append(time.monotonic())
 
-    monkeypatch.setattr(removal.os, "unlink", unlink)
+    monkeypatch.setattr(os, "unlink", unlink)
     return returned
 
 

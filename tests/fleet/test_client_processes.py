@@ -81,7 +81,7 @@ def test_a_client_is_used_in_child_processes(fleet: Fleet, tmp_path: Path, metho
         ends = [_child(context, client, str(notes), number) for number in (10, 20)]
         answers = [_answer(child, pipe) for child, pipe in ends]
         assert client.submit(None, str(notes), 1).result(120) == 1, "the parent's goes on"
-    resource_tracker._resource_tracker._stop()  # it would outlive the test
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # it would outlive the test
     assert len({mine, *(incarnation for incarnation, _ in answers)}) == 3
     assert {stream for _, stream in answers} == {"s"}
     assert sorted(_lines(notes)) == [0, 1, 10, 11, 12, 20, 21, 22]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_failures_are_tried_again_and_counted(tmp_path: Path, spawned: Spawned) 
 
     ways = ["how", "path", "times"]
     with rewards.trl(f"{HERE}:fail", fleet.root, timeout=1.0, takes=ways) as reward:
-        got = reward(completions=["", ""], **batch(timeout=1, crashed=2))
+        got: list[Any] = reward(completions=["", ""], **batch(timeout=1, crashed=2))
         assert got == ["at last", "at last"]
         counts = {"ok": 2, "timeouts": 1, "retries": 3, "defaults": 0, "failed": 0}
         assert reward.stats.as_dict() == counts

@@ -112,7 +112,7 @@ def test_all_verbs_work_through_any_shell_and_its_noise(rig, tmp_path, caplog, w
     (host.home / ".config/fish/config.fish").write_text(NOISE.replace("; echo", "\necho"))
     root = make_root(tmp_path / "it's a root", "n1")
     python = fake_worker(tmp_path)
-    with caplog.at_level(logging.INFO), open_launcher("ssh", rig.options()) as launcher:
+    with caplog.at_level(logging.INFO), closing(open_launcher("ssh", rig.options())) as launcher:
         env = {"ODD": "a 'b' $c \"d\" > 1"}
         started = launcher.start("n1", request(root, env=env, python=python))
         pid_file = Path(root, "ctl/n1.pid")
@@ -158,7 +158,7 @@ def test_a_worker_lives_on_when_the_connection_is_cut(rig, tmp_path):
         for fd in (0, 1, 2):
             target = host.inside("readlink", f"/proc/{pid}/fd/{fd}").stdout.decode()
             assert "socket:" not in target and "pipe:" not in target
-    with open_launcher("ssh", rig.options()) as again:
+    with closing(open_launcher("ssh", rig.options())) as again:
         assert again.probe("n1", root).worker.state == "alive"
         assert not again.stop("n1", root, 1, grace=100).left
 
@@ -188,10 +188,10 @@ def test_a_start_whose_answer_was_lost_is_not_started_twice(rig, tmp_path):
     host = rig.add("n1")
     root = make_root(tmp_path / "root", "n1")
     python = fake_worker(tmp_path)
-    with open_launcher("ssh", rig.options()) as launcher:
+    with closing(open_launcher("ssh", rig.options())) as launcher:
         first = launcher.start("n1", request(root, 5, python=python))
     # The second try of a caller that never saw the first one's answer:
-    with open_launcher("ssh", rig.options()) as launcher:
+    with closing(open_launcher("ssh", rig.options())) as launcher:
         second = launcher.start("n1", request(root, 5, python=python))
         assert second.adopted
         assert (second.wrap_pid, second.worker_pid) == (first.wrap_pid, first.worker_pid)
@@ -212,13 +212,13 @@ def test_a_start_whose_answer_is_lost_on_the_way_is_found_again(rig, tmp_path):
         f"touch '{tmp_path}/lost'; {KILL_SESSIONS}\nsleep 60\n"
     )
     loses.chmod(0o755)
-    with open_launcher("ssh", rig.options(python=str(loses))) as launcher:
+    with closing(open_launcher("ssh", rig.options(python=str(loses)))) as launcher:
         started = launcher.start("n1", request(root, 5, python=fake_worker(tmp_path)))
     assert started.adopted
     assert started.worker_pid == int(Path(root, "ctl/n1.pid").read_text())
     assert host.log.read_text().count("Accepted publickey") == 2
     assert host.inside("pgrep", "-fc", "fsworker.respawn").stdout.strip() == b"1"
-    with open_launcher("ssh", rig.options()) as launcher:
+    with closing(open_launcher("ssh", rig.options())) as launcher:
         assert not launcher.stop("n1", root, 5, grace=100).left
 
 

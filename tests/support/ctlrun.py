@@ -8,7 +8,7 @@ import secrets
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.support.waiting import Spawned
 
@@ -37,7 +37,7 @@ class Ctl:
             **env,
         }
 
-    def __enter__(self) -> Ctl:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

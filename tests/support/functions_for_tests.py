@@ -195,6 +195,12 @@ def _stop_zygote(seconds: float = 0.0) -> str:
     return "stopped"
 
 
+def _within_itself() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
 def _random_numbers(seconds: float) -> list[float]:
     time.sleep(seconds)  # long enough that two slots are at it
     return [numpy.random.random() for _ in range(4)] if numpy else [random.random()]
@@ -211,7 +217,7 @@ _WAYS: dict[str, Any] = {
     "value_error": lambda: _raise(ValueError("plainly wrong")),
     "surrogate": lambda: _raise(ValueError("bad \ud800 text")),
     "lambda": lambda: lambda: None,
-    "circular": lambda: (lambda x: (x.append(x), x)[1])([]),
+    "circular": _within_itself,
     "big_int": lambda: 2**80,
     "kill_self": _kill_self,
     "abort": os.abort,

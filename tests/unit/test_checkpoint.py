@@ -217,7 +217,9 @@ def test_a_strict_load_passes_and_versions_of_modules_are_kept(tmp_path: Path) -
     optimizer = torch.optim.Adam(net.parameters())
     net(torch.randn(5, 3)).sum().backward()
     optimizer.step()
-    value = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
+    value: dict[str, Any] = {
+        "net": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3,
+    }  # fmt: skip
     path = saved(tmp_path, value)
     copy(path, tmp_path / "out.pt", replace={"epoch": 4})
     again = loaded(tmp_path / "out.pt")

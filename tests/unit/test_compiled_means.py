@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,17 +163,18 @@ def test_a_file_that_was_cut_is_named(used: list[bool], tmp_path: Path) -> None:
 def test_what_is_not_in_memory_is_fetched(tmp_path: Path) -> None:
     """As far as the filesystem says what is in memory; one that lives there always has it."""
     size, room = 1 << 20, np.zeros((1, 16), np.uint8)
+    fetch: Any = kernels.fetch  # compiled, of which the types know nothing
     (tmp_path / "file").write_bytes(bytes(size))
     fd = os.open(tmp_path / "file", os.O_RDONLY)
     try:
         what = [np.array([number], np.int64) for number in (fd, 0, size)]
-        assert kernels.fetch(*what, room) == 0, "what was just written is there"
+        assert fetch(*what, room) == 0, "what was just written is there"
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        if kernels.fetch(*what, room):
-            wait_until(lambda: not kernels.fetch(*what, room) or None, what="the file in memory")
+        if fetch(*what, room):
+            wait_until(lambda: not fetch(*what, room) or None, what="the file in memory")
         lost = [np.array([number], np.int64) for number in (-1, 0, size)]
-        assert kernels.fetch(*lost, room) == 1, "whose error is told by who reads it"
+        assert fetch(*lost, room) == 1, "whose error is told by who reads it"
     finally:
         os.close(fd)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from fsworker.errors import Refused
+from fsworker.inventory.grants import MASKS, OVERRIDE
 from fsworker.protocol.records.slots import SlotTerms
 from fsworker.slots import devices
 
 pytestmark = pytest.mark.unit
 
-CUDA, HIP, ROCR = devices.MASKS
+CUDA, HIP, ROCR = MASKS
 MIG = "MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/2"
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 
@@ -18,7 +19,7 @@ UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 def masks(slots: int, gpus: str | None = None, per_gpu: int | None = None, **env: str) -> list[str]:
     found, parts = devices.plan(SlotTerms(gpus=gpus, per_gpu=per_gpu), slots, env)
     (variable,) = found.variables
-    assert all(part.get(variable) == part.get(devices.OVERRIDE) for part in parts)
+    assert all(part.get(variable) == part.get(OVERRIDE) for part in parts)
     return [part.get(variable, "unset") for part in parts]
 
 
@@ -43,8 +44,8 @@ def masks(slots: int, gpus: str | None = None, per_gpu: int | None = None, **env
         (2, "1,0", None, {CUDA: "5,6,7"}, ["1", "0"]),
         (2, "0", None, {CUDA: "5,6,7"}, ["", ""]),
         (9, "0", None, {}, [""] * 9),
-        (2, None, None, {devices.OVERRIDE: "8,9", CUDA: "0"}, ["8", "9"]),
-        (2, "2", None, {devices.OVERRIDE: "8,9", CUDA: "3,4"}, ["3", "4"]),
+        (2, None, None, {OVERRIDE: "8,9", CUDA: "0"}, ["8", "9"]),
+        (2, "2", None, {OVERRIDE: "8,9", CUDA: "3,4"}, ["3", "4"]),
         (2, None, None, {HIP: "0,1"}, ["0", "1"]),
         (2, None, None, {ROCR: UUID + ",1"}, [UUID, "1"]),
     ],
@@ -76,7 +77,7 @@ def test_all_devices_are_given_out_and_none_twice(count: int, slots: int) -> Non
         (1, "1", {CUDA: ""}, "asks for 1 GPUs, but CUDA_VISIBLE_DEVICES has 0"),
         (1, "0,1,0", {}, "--gpus names the GPU 0 twice"),
         (3, None, {CUDA: "0,1"}, r"3 slots do not fit on 2 GPUs \(CUDA_VISIBLE_DEVICES: 0,1\)"),
-        (2, None, {devices.OVERRIDE: "x"}, r"2 slots do not fit on 1 GPU \(FLEET_GPUS: x\)"),
+        (2, None, {OVERRIDE: "x"}, r"2 slots do not fit on 1 GPU \(FLEET_GPUS: x\)"),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(

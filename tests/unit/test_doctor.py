@@ -19,6 +19,7 @@ from ctl.launchers.errors import LaunchError
 from fsworker.digest import package_digest
 from fsworker.host import account
 from fsworker.host.examine import examine
+from fsworker.protocol.fsops import Store
 
 pytestmark = pytest.mark.unit
 
@@ -173,7 +174,7 @@ class HereLauncher:
 
 
 def test_hosts_measure_themselves_while_this_side_answers(tmp_path: Path) -> None:
-    patient = measure.Patient(measure.Store(str(tmp_path)), ("json:loads", "no.such"))
+    patient = measure.Patient(Store(str(tmp_path)), ("json:loads", "no.such"))
     found = measure.examine(patient, HereLauncher(), ["n1", "n2", "bad"], 4)  # type: ignore[arg-type]
     for host in ("n1", "n2"):
         told = {c.words: c.level for c in found[host]}

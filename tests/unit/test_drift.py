@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def test_packages_are_what_their_folders_are_called(tmp_path: Path) -> None:
 def test_they_are_those_that_python_itself_knows() -> None:
     from importlib.metadata import distributions
 
-    known = {software.re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower(): d.version
+    known = {re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower(): d.version
              for d in distributions()}  # fmt: skip
     assert software.packages() == known
 

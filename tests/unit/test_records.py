@@ -155,6 +155,6 @@ def test_the_manifest_has_the_names_that_scripts_know() -> None:
     fields = json.loads(RECORDS[0].to_json())
     known = {"experiment_name", "trial_name", "run_id", "reward_fn", "shard_count", "workers"}
     assert known <= fields.keys()
-    known = {"host": "n1", "shard": 0, "concurrency": 4}
-    assert known.items() <= fields["workers"][0].items()
+    worker = {"host": "n1", "shard": 0, "concurrency": 4}
+    assert worker.items() <= fields["workers"][0].items()
     assert asdict(WorkerSpec("n1", 0))["concurrency"] == 48

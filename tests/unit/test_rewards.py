@@ -355,7 +355,7 @@ def _in_a_child(reward: Any, answers: Any) -> None:
 def test_it_works_in_processes_that_it_is_given_to(
     root: Path, worker: SmallWorker, method: str, fn: arguments.Fn
 ) -> None:
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     answers = context.SimpleQueue()
     with rewards.trl(fn, root) as reward:
         batch = {"prompts": ["p"], "completions": ["2"], "answer": [2]}
