@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +16,7 @@ from fedavg import admission, closing, refusing, retention
 from fedavg.blame import Candidates
 from fedavg.judging import Judge
 from fedavg.making import Maker
-from fsworker.errors import FleetError
+from fsworker.errors import FleetError, StorageError
 from fsworker.protocol import artifacts, rounds
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.groupview import GroupEye, View
@@ -87,23 +88,38 @@ class GroupKeeper:
             self._clean(view)
         if view.finished:
             return self._finish(view)
-        if view.plan is not None:
-            return self._merge(view.plan)
-        closing.check_terms(self.store, view.group)
         try:
+            if view.plan is not None:
+                return self._merge(view.plan)
+            closing.check_terms(self.store, view.group)
             return self._try_to_close(view)
         except _Outrun:
-            words = "another aggregator closed it"
+            words = "another one closed it, or took its plan back"
             return Step(GroupReport(view.round, "waiting", words), merged=True)
 
     def _merge(self, plan: Plan) -> Step:
-        """Merge a round that was closed by another aggregator, or by one that was killed since."""
-        self._write_refusals(plan)
+        """Merge a round that is closed and has no model: whoever closed it could not publish it.
+
+        Its refusals count from when it is known that it can be merged as it was closed.
+        """
         try:
             prepared = self._maker.merged(plan)
         except FleetError as error:
             return Step(self._maker.take_back(plan, error), merged=True)
-        return Step(self._maker.publish(plan, prepared), merged=True)
+        with self._discarded_if_not_published(prepared):
+            self.eye.forget_plan(plan.round)
+            if self.eye.plan(plan.round) != plan:
+                raise _Outrun
+            refusing.carry_out(self.store, self.eye, plan)
+            return Step(self._maker.publish(plan, prepared), merged=True)
+
+    @contextmanager
+    def _discarded_if_not_published(self, prepared: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            artifacts.discard(self.store, prepared)
+            raise
 
     # -- an open round
 
@@ -134,16 +150,13 @@ class GroupKeeper:
                 if (odd := given.drop(plan, error)) is not None and odd.problem is not None:
                     self._refuse(odd, self._judge.overrule(view.group, odd, odd.problem))
                 continue
-            try:
+            with self._discarded_if_not_published(prepared):
                 return self._close(view, plan, decision, closed, prepared, given)
-            except BaseException:
-                artifacts.discard(self.store, prepared)
-                raise
 
     def _wait(self, view: View, decision: Decision, given: Candidates) -> Step:
         why = decision.why
         if given.doubt is not None:
-            if decision.state == "stuck":
+            if decision.state == "stuck" or isinstance(given.doubt, StorageError):
                 raise given.doubt.with_traceback(None)
             why = f"{why}, for it cannot be merged with all that are there: {given.doubt}"
         admitted = tuple(c.job for c in decision.contributors)
@@ -163,10 +176,10 @@ class GroupKeeper:
         if found != plan:
             artifacts.discard(self.store, prepared)
             return self._merge(found)
-        for upload in (*given.uploads, *given.doubted):
+        for upload in given.uploads:
             if upload.episode < view.round and upload.problem is not None:
                 self._refuse(upload, upload.problem)
-        self._write_refusals(plan)
+        refusing.carry_out(self.store, self.eye, plan)
         return Step(self._maker.publish(plan, prepared), merged=True)
 
     def _check_open(self, view: View) -> None:
@@ -213,7 +226,11 @@ class GroupKeeper:
     def _late(self, view: View) -> Iterator[Upload]:
         """Late uploads that are applied to the open round; the others are refused."""
         for upload in view.late:
-            base = self.eye.model(upload.episode)
+            try:
+                base = self.eye.model(upload.episode)
+            except StorageError as error:  # nobody else needs what it started from
+                log.warning("%s: %s: %s", self.group, upload.job, error)
+                continue
             problem = admission.late_problem(upload, view.round, view.group, base)
             problem = problem or self._judge.judged(view, upload).problem
             if problem is None:
@@ -242,22 +259,6 @@ class GroupKeeper:
             return self.store.server_time(folder)
         except OSError as error:
             raise storage_error(error, "write to", self.store.path(folder)) from None
-
-    # -- refusals
-
-    def _write_refusals(self, plan: Plan) -> None:
-        """Those that a plan decided about, in case whoever closed the round was killed since.
-
-        Or saw other terms of the group, by which somebody was refused who counts.
-        """
-        known = self.eye.refusals(plan.round)
-        for contributor in plan.contributors:
-            if contributor.job in known and contributor.episode == plan.round:
-                refusing.take_back(self.store, self.group, plan.round, contributor.job)
-        for job, words in plan.refused.items():
-            if job not in known:
-                kind, _, reason = words.partition(": ")
-                self._refuse(Upload(job, plan.round), Problem(kind, reason))
 
     def _refuse(self, upload: Upload, problem: Problem) -> None:
         refusing.refuse(self.store, self.group, upload.episode, upload.job, problem, upload.done)

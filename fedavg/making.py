@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fedavg import blame, closing, publishing
 from fedavg.agreement import Unmergeable
 from fedavg.publishing import Trusted
-from fsworker.errors import FleetError
+from fsworker.errors import FleetError, StorageError
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.records.round import GroupReport, Plan
@@ -68,8 +68,11 @@ class Maker:
         """Open a round again that cannot be merged as it was closed, which `error` says.
 
         Then it is closed anew without whoever stands in its way. Raises the error where that would
-        not help, and where this process is not alone: another may be at work on the plan.
+        not help, where it may pass, and where this process is not alone: another may be at work on
+        the plan.
         """
+        if isinstance(error, StorageError):
+            raise error
         hopeless = isinstance(error, Unmergeable)
         if not hopeless and blame.blamed(self.store, plan, error) is None:
             raise error

@@ -6,8 +6,9 @@ import logging
 
 from fsworker.protocol import fsfolders
 from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
-from fsworker.protocol.records.round import Refusal
+from fsworker.protocol.records.round import Plan, Refusal
 from fsworker.protocol.rounds import Problem
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,22 @@ def refuse(
         store.publish(path, record.to_json())
     except OSError as error:
         raise storage_error(error, "write", store.path(path)) from None
+
+
+def carry_out(store: Store, eye: GroupEye, plan: Plan) -> None:
+    """Write what a plan decided about uploads, as far as it is not written. StorageError.
+
+    Whoever closed the round may have been killed since, or may have seen other terms of the group,
+    by which somebody was refused who counts.
+    """
+    known = eye.refusals(plan.round)
+    for contributor in plan.contributors:
+        if contributor.job in known and contributor.episode == plan.round:
+            take_back(store, plan.group, plan.round, contributor.job)
+    for job, words in plan.refused.items():
+        if job not in known:
+            kind, _, reason = words.partition(": ")
+            refuse(store, plan.group, plan.round, job, Problem(kind, reason))
 
 
 def take_back(store: Store, group: str, episode: int, job: str) -> None:

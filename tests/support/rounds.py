@@ -6,10 +6,14 @@ import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from fedavg import publishing
+from fedavg.aggregator import Aggregator
 from fedavg.keeper import GroupKeeper, Step
 from fsworker.protocol import artifacts, federation
 from fsworker.protocol.artifacts import Done
@@ -117,3 +121,45 @@ def published(store: Store, group: str = "g") -> dict[str, str]:
                     digest = hashlib.sha256(file.read()).hexdigest()
                 found[os.path.relpath(os.path.join(folder, name), top)] = digest
     return found
+
+
+def swept(store: Store, **how: Any) -> Aggregator:
+    """An aggregator after it did all that can be done now."""
+    aggregator = Aggregator(store, threads=1, **how)
+    while aggregator.sweep():
+        pass
+    return aggregator
+
+
+def counted(store: Store, number: int) -> list[tuple[str, int]]:
+    """Who is in the plan of a round, with the episodes of their uploads."""
+    plan = GroupEye(store, "g").plan(number)
+    assert plan is not None
+    return [(c.job, c.episode) for c in plan.contributors]
+
+
+def alter(store: Store, job: str, how: str, episode: int = 1) -> None:
+    """Damage an upload that was made: its content is `changed`, or it is `cut` or `removed`."""
+    path = Path(store.path(groups.upload_dir("g", episode, job))) / "checkpoint.pt"
+    data = bytearray(path.read_bytes())
+    if how == "cut":
+        data = data[:200]
+    else:
+        data[len(data) // 2] ^= 1
+    path.unlink() if how == "removed" else path.write_bytes(data)
+
+
+def killed_between_plan_and_model(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of three that closed its first round; who closed it was killed right then."""
+    make_group(store, "abc", quorum=2, deadline=3600.0)
+    for job in "abc":
+        upload(store, "g", job, 1, 1.0)
+
+    def kill(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(publishing, "publish_prepared", kill)
+        with pytest.raises(KeyboardInterrupt):
+            GroupKeeper(store, "g").step()
+    assert counted(store, 1) == [("a", 1), ("b", 1), ("c", 1)]

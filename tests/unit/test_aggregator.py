@@ -453,7 +453,7 @@ def test_a_retired_round_is_not_published_again(
         return prepared
 
     monkeypatch.setattr(publishing, "prepare_merge", sleep)
-    assert sleeper.step().report.why == "another aggregator closed it"
+    assert sleeper.step().report.why == "another one closed it, or took its plan back"
     assert published(store) == before
     assert GroupKeeper(store, "g").step().report.round == 5
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import fedavg.cli
-from fedavg import keeper, publishing
 from fedavg.aggregator import Aggregator
 from fsworker.protocol import federation
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
 from tests.support.roots import make_root
-from tests.support.rounds import Save, make_group, model, saves, upload
+from tests.support.rounds import (
+    Save,
+    alter,
+    counted,
+    make_group,
+    model,
+    refusals,
+    saves,
+    swept,
+    upload,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -30,23 +38,6 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def filled(value: float, dtype: torch.dtype = torch.float64) -> Save:
     return saves({"w": torch.full((4,), value, dtype=dtype)})
-
-
-def refused(store: Store, episode: int) -> dict[str, str]:
-    return {job: told.kind for job, told in GroupEye(store, "g").refusals(episode).items()}
-
-
-def swept(store: Store, **how: Any) -> Aggregator:
-    aggregator = Aggregator(store, threads=1, **how)
-    while aggregator.sweep():
-        pass
-    return aggregator
-
-
-def counted(store: Store, number: int) -> list[tuple[str, int]]:
-    plan = GroupEye(store, "g").plan(number)
-    assert plan is not None
-    return [(c.job, c.episode) for c in plan.contributors]
 
 
 # -- values that are finite and leave the range
@@ -79,7 +70,7 @@ def test_one_finite_value_stops_no_round(
         count = None if samples is None else samples if job == "b" else 1.0
         upload(store, "g", job, 2, filled(value if job == "b" else 2.0, dtype), samples=count)
     assert swept(store).errors == {}
-    assert list(refused(store, 2)) == ["b"]
+    assert list(refusals(store, 2)) == ["b"]
     assert "b" not in dict(counted(store, 2))
     assert torch.isfinite(model(store, 3)["w"]).all()
     assert fedavg.cli.main(["verify", "g", "--recompute"]) == 0
@@ -96,7 +87,7 @@ def test_what_cannot_be_squared_is_refused_on_arrival(
     swept(store)
     upload(store, "g", "b", 2, filled(-value))
     swept(store)
-    assert refused(store, 2) == ({"b": "not finite"} if value > 2.0**480 else {})
+    assert refusals(store, 2) == ({"b": "not finite"} if value > 2.0**480 else {})
     for job in "acde":
         upload(store, "g", job, 2, filled(2.0))
     state = "stuck" if value > 2.0**480 else "idle"
@@ -112,10 +103,10 @@ def test_who_is_farthest_is_named_though_the_round_cannot_close_without(store: S
     upload(store, "g", "b", 2, filled(60000.0, FLOAT16), samples=1e6)
     told = str(swept(store).errors["g"])
     assert "diloco takes w out of the range" in told and "b is the farthest" in told
-    assert GroupEye(store, "g").plan(2) is None and refused(store, 2) == {}
+    assert GroupEye(store, "g").plan(2) is None and refusals(store, 2) == {}
     federation.edit_group(store, "g", quorum=1)
     assert swept(store).errors == {}
-    assert refused(store, 2) == {"b": "out of range"} and counted(store, 2) == [("a", 2)]
+    assert refusals(store, 2) == {"b": "out of range"} and counted(store, 2) == [("a", 2)]
 
 
 def test_a_round_that_waits_for_others_says_who_is_too_far(store: Store) -> None:
@@ -130,7 +121,7 @@ def test_a_round_that_waits_for_others_says_who_is_too_far(store: Store) -> None
     assert report.state == "waiting" and "b is the farthest" in report.why
     upload(store, "g", "c", 2, filled(3.0, FLOAT16), samples=1.0)
     aggregator.sweep()
-    assert counted(store, 2) == [("a", 2), ("c", 2)] and refused(store, 2) == {"b": "out of range"}
+    assert counted(store, 2) == [("a", 2), ("c", 2)] and refusals(store, 2) == {"b": "out of range"}
 
 
 def test_a_late_change_that_goes_too_far_is_out_for_good(store: Store) -> None:
@@ -147,7 +138,7 @@ def test_a_late_change_that_goes_too_far_is_out_for_good(store: Store) -> None:
     while aggregator.sweep():
         pass
     assert aggregator.errors == {} and counted(store, 3) == [("a", 3), ("b", 3)]
-    assert refused(store, 2) == {"c": "out of range"} and refused(store, 3) == {}
+    assert refusals(store, 2) == {"c": "out of range"} and refusals(store, 3) == {}
     upload(store, "g", "c", 4, filled(1.0, FLOAT16))
     upload(store, "g", "a", 4, filled(1.0, FLOAT16))
     aggregator.sweep()
@@ -190,16 +181,6 @@ def test_what_fits_and_moves_the_state_stops_no_later_round(
 # -- uploads that are altered after they were admitted
 
 
-def alter(store: Store, job: str, how: str, episode: int = 1) -> None:
-    path = Path(store.path(groups.upload_dir("g", episode, job))) / "checkpoint.pt"
-    data = bytearray(path.read_bytes())
-    if how == "cut":
-        data = data[:200]
-    else:
-        data[len(data) // 2] ^= 1
-    path.unlink() if how == "removed" else path.write_bytes(data)
-
-
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("how", ["cut", "changed", "removed"])
 def test_an_upload_that_is_altered_after_it_was_admitted(
@@ -213,43 +194,8 @@ def test_an_upload_that_is_altered_after_it_was_admitted(
     for job in "bc":
         upload(store, "g", job, 1, 2.0)
     aggregator.sweep()
-    assert aggregator.errors == {} and refused(store, 1) == {"a": "damaged"}
+    assert aggregator.errors == {} and refusals(store, 1) == {"a": "damaged"}
     assert counted(store, 1) == [("b", 1), ("c", 1)]
-
-
-def killed_between_plan_and_model(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_group(store, "abc", quorum=2, deadline=3600.0)
-    for job in "abc":
-        upload(store, "g", job, 1, 1.0)
-
-    def kill(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(publishing, "publish_prepared", kill)
-        with pytest.raises(KeyboardInterrupt):
-            keeper.GroupKeeper(store, "g").step()
-    assert counted(store, 1) == [("a", 1), ("b", 1), ("c", 1)]
-
-
-def test_one_that_is_altered_between_the_plan_and_the_model(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed_between_plan_and_model(store, monkeypatch)
-    alter(store, "a", "changed")
-    assert swept(store).errors == {}
-    assert counted(store, 1) == [("b", 1), ("c", 1)] and refused(store, 1) == {"a": "damaged"}
-    assert fedavg.cli.main(["verify", "g", "--recompute"]) == 0
-    assert len([n for n in store.scan(groups.rounds_dir("g")) if n.startswith(".void~")]) == 1
-
-
-def test_a_plan_is_taken_back_by_nobody_who_may_not_be_alone(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed_between_plan_and_model(store, monkeypatch)
-    alter(store, "a", "changed")
-    assert "other content" in str(swept(store, alone=False).errors["g"])
-    assert "a" in dict(counted(store, 1))
 
 
 def test_a_damaged_model_is_laid_at_nobodys_door(store: Store) -> None:
@@ -265,25 +211,7 @@ def test_a_damaged_model_is_laid_at_nobodys_door(store: Store) -> None:
     path.write_bytes(data)
     aggregator.sweep()
     assert "global_weights.pt" in str(aggregator.errors["g"])
-    assert refused(store, 2) == {} and GroupEye(store, "g").plan(2) is None
-
-
-def test_a_plan_is_published_when_its_model_is_ready(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_group(store, "ab")
-    for job in "ab":
-        upload(store, "g", job, 1, 1.0)
-    prepare, seen = publishing.prepare_merge, []
-
-    def watched(store: Store, eye: Any, plan: Any, **how: Any) -> str:
-        found = prepare(store, eye, plan, **how)
-        seen.append(GroupEye(store, "g").plan(1))
-        return found
-
-    monkeypatch.setattr(publishing, "prepare_merge", watched)
-    swept(store)
-    assert seen == [None] and counted(store, 1) == [("a", 1), ("b", 1)]
+    assert refusals(store, 2) == {} and GroupEye(store, "g").plan(2) is None
 
 
 # -- late uploads
@@ -330,7 +258,7 @@ def test_an_older_upload_does_not_stand_for_a_job_whose_newer_one_counted(store:
     for _ in range(12):
         aggregator.sweep()
     assert GroupEye(store, "g").plan(4) is None, "c may still come"
-    assert refused(store, 2) == {"c": "late"}
+    assert refusals(store, 2) == {"c": "late"}
     view = GroupEye(store, "g").look(late=True)
     assert view.late == ()
     upload(store, "g", "c", 4, 1.0)
@@ -346,7 +274,7 @@ def adapter(seed: int, rank: int = 2) -> Save:
     return saves({"q.lora_A.weight": torch.randn(rank, 6), "q.lora_B.weight": torch.randn(5, 2)})
 
 
-def test_a_late_change_of_a_product_is_refused(store: Store) -> None:
+def test_a_late_change_of_a_product_is_refusals(store: Store) -> None:
     make_group(store, "abc", quorum=2, lora="product", late="delta")
     for job in "abc":
         upload(store, "g", job, 1, adapter(1))
@@ -360,7 +288,7 @@ def test_a_late_change_of_a_product_is_refused(store: Store) -> None:
         upload(store, "g", job, 3, adapter(4))
     while aggregator.sweep():
         pass
-    assert aggregator.errors == {} and refused(store, 2) == {"c": "late"}
+    assert aggregator.errors == {} and refusals(store, 2) == {"c": "late"}
     assert counted(store, 3) == [("a", 3), ("b", 3)]
 
 
@@ -397,14 +325,14 @@ def test_factors_count_once_the_group_says_what_becomes_of_them(store: Store) ->
     for job in "ab":
         upload(store, "g", job, 1, adapter(1))
     report = swept(store).reports["g"]
-    assert report.state == "stuck" and refused(store, 1) == {"a": "misshapen", "b": "misshapen"}
+    assert report.state == "stuck" and refusals(store, 1) == {"a": "misshapen", "b": "misshapen"}
     assert "say what to average" in GroupEye(store, "g").refusals(1)["a"].reason
     federation.edit_group(store, "g", rule="median", lora="product")
     assert swept(store).reports["g"].state == "stuck"
     assert "merged by fedavg alone" in GroupEye(store, "g").refusals(1)["a"].reason
     federation.edit_group(store, "g", lora="factors")
     assert swept(store).errors == {}
-    assert counted(store, 1) == [("a", 1), ("b", 1)] and refused(store, 1) == {}
+    assert counted(store, 1) == [("a", 1), ("b", 1)] and refusals(store, 1) == {}
 
 
 def test_products_out_of_the_range_are_laid_at_one_door(store: Store) -> None:
@@ -413,7 +341,7 @@ def test_products_out_of_the_range_are_laid_at_one_door(store: Store) -> None:
         a, b = torch.ones(2, 6, dtype=FLOAT64), torch.ones(5, 2, dtype=FLOAT64)
         upload(store, "g", job, 1, pair(a * value, b * value))
     assert swept(store).errors == {}
-    assert refused(store, 1) == {"b": "out of range"} and counted(store, 1) == [("a", 1), ("c", 1)]
+    assert refusals(store, 1) == {"b": "out of range"} and counted(store, 1) == [("a", 1), ("c", 1)]
 
 
 def test_a_key_that_stays_as_in_the_base_begins_as_the_first_ones(store: Store) -> None:
