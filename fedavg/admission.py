@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from fedavg import closing, strategies
 from fedavg.agreement import Unmergeable
 from fedavg.checkpoint import (
+    ChangedCheckpoint,
     Checkpoint,
     DamagedCheckpoint,
     Entry,
@@ -213,7 +214,9 @@ def without_odd_ones(
 
 def problem_of(store: Store, error: FleetError | OSError) -> Problem:
     """An error as why an upload does not count, in words that are the same on every mount."""
-    if isinstance(error, UnsafeCheckpoint):
+    if isinstance(error, (OSError, StorageError, ChangedCheckpoint)):
+        kind = UNREADABLE
+    elif isinstance(error, UnsafeCheckpoint):
         kind = "unsafe"
     elif isinstance(error, (Damaged, DamagedCheckpoint)):
         kind = "damaged"
@@ -221,8 +224,6 @@ def problem_of(store: Store, error: FleetError | OSError) -> Problem:
         kind = "unsupported"
     elif isinstance(error, Unmergeable):
         kind = NOT_FINITE if NOT_FINITE in str(error) else MISSHAPEN
-    elif isinstance(error, (OSError, StorageError)):
-        kind = UNREADABLE
     else:
         kind = "damaged" if isinstance(error, FormatError) else MISSHAPEN
     return Problem(kind, str(error).replace(f"{store.root}/", ""))

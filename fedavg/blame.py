@@ -43,15 +43,16 @@ def _is_in(path: str | None, folder: str) -> bool:
 class Candidates:
     """The uploads that a round may close with, with what is wrong with them.
 
-    Who is out of range, or cannot be read, is out only if the round closes without; `doubt` is the
-    error of the first of all. `afresh`: the rule's state is left aside, since what it holds may be
-    out of range itself.
+    Who is out of range, or cannot be read, is out only if the round closes without; `doubt` and
+    `unreadable` are the errors of the first of them. `afresh`: the rule's state is left aside,
+    since what it holds may be out of range itself.
     """
 
     def __init__(self, store: Store, number: int, uploads: Sequence[Upload]) -> None:
         self._store, self._round = store, number
         self.uploads = list(uploads)
         self.doubt: FleetError | None = None
+        self.unreadable: FleetError | None = None
         self.afresh = False
 
     def drop(self, plan: Plan, error: FleetError) -> Upload | None:
@@ -71,7 +72,7 @@ class Candidates:
             self.uploads[place] = replace(found, problem=Problem(OUT_OF_RANGE, problem.reason))
             return None
         if problem.kind == admission.UNREADABLE:  # it may be read the next time
-            self.doubt = self.doubt or error
+            self.unreadable = self.unreadable or error
             del self.uploads[place]
             return None
         odd = replace(found, problem=problem)
@@ -86,12 +87,11 @@ class Candidates:
 
         False when that was done, or nobody is: then the round cannot close yet.
         """
-        found = [u.problem is not None and u.problem.kind == OUT_OF_RANGE for u in self.uploads]
-        if self.afresh or not any(found):
+        if self.doubt is None or self.afresh:
             return False
         self.uploads = [
-            replace(u, problem=None) if out else u
-            for u, out in zip(self.uploads, found, strict=True)
+            replace(u, problem=None) if u.problem and u.problem.kind == OUT_OF_RANGE else u
+            for u in self.uploads
         ]
         self.afresh = True
         return True

@@ -8,12 +8,18 @@ checkpoint is ever executed. `docs/checkpoints.md` says what is read and what is
 from __future__ import annotations
 
 from fedavg.formats.base import Checkpoint, Entry
-from fedavg.formats.errors import DamagedCheckpoint, UnsafeCheckpoint, UnsupportedCheckpoint
+from fedavg.formats.errors import (
+    ChangedCheckpoint,
+    DamagedCheckpoint,
+    UnsafeCheckpoint,
+    UnsupportedCheckpoint,
+)
 from fedavg.formats.keys import lora_pairs
 from fedavg.formats.output import Writer
 from fedavg.formats.sniff import open_checkpoint
 
 __all__ = [
+    "ChangedCheckpoint",
     "Checkpoint",
     "DamagedCheckpoint",
     "Entry",

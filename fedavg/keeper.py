@@ -155,8 +155,10 @@ class GroupKeeper:
 
     def _wait(self, view: View, decision: Decision, given: Candidates) -> Step:
         why = decision.why
+        if given.unreadable is not None:
+            raise given.unreadable.with_traceback(None)
         if given.doubt is not None:
-            if decision.state == "stuck" or isinstance(given.doubt, StorageError):
+            if decision.state == "stuck":
                 raise given.doubt.with_traceback(None)
             why = f"{why}, for it cannot be merged with all that are there: {given.doubt}"
         admitted = tuple(c.job for c in decision.contributors)

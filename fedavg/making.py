@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fedavg import blame, closing, publishing
+from fedavg import admission, blame, closing, publishing
 from fedavg.agreement import Unmergeable
 from fedavg.publishing import Trusted
-from fsworker.errors import FleetError, StorageError
+from fsworker.errors import FleetError
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.records.round import GroupReport, Plan
@@ -71,7 +71,7 @@ class Maker:
         not help, where it may pass, and where this process is not alone: another may be at work on
         the plan.
         """
-        if isinstance(error, StorageError):
+        if admission.problem_of(self.store, error).kind == admission.UNREADABLE:
             raise error
         hopeless = isinstance(error, Unmergeable)
         if not hopeless and blame.blamed(self.store, plan, error) is None:

@@ -9,9 +9,10 @@ on one kind of CPU). Memory grows with neither the size of a model nor their num
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from fedavg.checkpoint import Checkpoint, Writer
 from fedavg.engine import nearness, preparing, products
@@ -78,20 +79,21 @@ def merge(
 
     Raises `Unmergeable` (exit code 5), which names participant and key, for keys, shapes or dtypes
     that differ, for values that are not finite, for LoRA factors without a choice; UsageError for
-    weights and rules that cannot be; DamagedCheckpoint for a file that was cut meanwhile;
-    StorageError for what the filesystem refuses.
+    weights and rules that cannot be; DamagedCheckpoint for a file that was cut meanwhile, of which
+    ChangedCheckpoint for one that was written to; StorageError for what the filesystem refuses.
     """
     policy = policy or Policy()
     if rule.kind.state and state_out is None:
         raise UsageError(f"{rule.name} keeps an optimiser state: say where it is written")
-    taking_part = preparing.inputs_of(rule, inputs, base, state_in)
+    everybody = taking_part = preparing.inputs_of(rule, inputs, base, state_in)
     actions = preparing.actions_of(rule, taking_part, policy)
     members = copied_members(taking_part)  # before Krum chooses: that was of the tensors alone
     scores: dict[str, float] = {}
     try:
         if rule.kind.choose is not None:
             taking_part, scores = nearness.choose(rule, taking_part, actions, threads)
-        kept = _write(rule, taking_part, actions, out, state_out, policy, threads, members)
+        check = partial(_check_unchanged, everybody)
+        kept = _write(rule, taking_part, actions, out, state_out, policy, threads, members, check)
     except NotFinite as error:
         raise culprit(error.piece, taking_part, rule) from error
     total = sum(taking_part.weights)
@@ -113,8 +115,12 @@ def _write(
     policy: Policy,
     threads: int,
     members: Members | None,
+    check: Callable[[], None],
 ) -> str | None:
-    """Merge into the two files; the path of the state if there is one."""
+    """Merge into the two files, which are there if `check` raises nothing in the end.
+
+    Gives the path of the state if there is one.
+    """
     entries = inputs.models[0].entries
     pairs = products.pairs(entries, inputs, policy)
     by_piece = {k: a for k, a in actions.items() if k not in pairs.factors}
@@ -133,9 +139,16 @@ def _write(
         put_state = state.write if state else _no_state
         work_off(work, lambda: Merger(rule, inputs, streamed, writer.write, put_state), threads)
         pairs.merge(inputs, writer.write, threads)
+        check()
         if state:
             state.close()
     return state.path if state else None
+
+
+def _check_unchanged(inputs: Inputs) -> None:
+    for checkpoint in (*inputs.models, *inputs.bases, inputs.base, inputs.state):
+        if checkpoint is not None:
+            checkpoint.check_unchanged()
 
 
 def _no_state(value: str, key: str, start: int, buffer: memoryview) -> None:

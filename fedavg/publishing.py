@@ -38,6 +38,11 @@ def distrust(contributor: Contributor) -> bool:
     return False
 
 
+def trust(contributor: Contributor) -> bool:
+    """Verify none: the caller did."""
+    return True
+
+
 def prepare_merge(
     store: Store, eye: GroupEye, plan: Plan, *, trusted: Trusted = distrust, threads: int = 2
 ) -> str:
@@ -87,12 +92,10 @@ def merge_into(
     threads: int = 2,
 ) -> Merge:
     """Compute a plan's model, state and `merge.json` into an empty folder of the root."""
-    for contributor in plan.contributors:
-        if not trusted(contributor):
-            verify_contributor(store, plan.group, contributor)
     state_out = f"{groups.STATE_STEM}.safetensors"
     out = store.path(f"{folder}/{output_name(store, plan)}")
-    compute(store, eye, plan, out, store.path(f"{folder}/{state_out}"), threads=threads)
+    state_path = store.path(f"{folder}/{state_out}")
+    compute(store, eye, plan, out, state_path, trusted=trusted, threads=threads)
     files = artifacts.digest_files(store, folder)
     weights = tuple(f for f in files if f.name != state_out)
     kept = tuple(f for f in files if f.name == state_out)
@@ -122,11 +125,21 @@ def output_name(store: Store, plan: Plan) -> str:
 
 
 def compute(
-    store: Store, eye: GroupEye, plan: Plan, out: str, state_out: str, *, threads: int = 2
+    store: Store,
+    eye: GroupEye,
+    plan: Plan,
+    out: str,
+    state_out: str,
+    *,
+    trusted: Trusted = distrust,
+    threads: int = 2,
 ) -> Merged:
-    """Merge what a plan names into files outside or inside the root; uploads are not verified."""
+    """Merge what a plan names into files outside or inside the root."""
     rule = strategies.rule(plan.rule, plan.options)
     with _opened(store, eye, plan) as (inputs, base, state):
+        for contributor in plan.contributors:  # they are open: what changes from here on is noticed
+            if not trusted(contributor):
+                verify_contributor(store, plan.group, contributor)
         return merge(
             rule,
             inputs,

@@ -131,7 +131,7 @@ def _again(store: Store, eye: GroupEye, model: Global, plan: Plan, threads: int)
         out, state = f"{folder}/model/{name}", f"{folder}/{groups.STATE_STEM}.safetensors"
         beside = Store(folder)
         beside.mkdir("model")
-        publishing.compute(store, eye, plan, out, state, threads=threads)
+        publishing.compute(store, eye, plan, out, state, trusted=publishing.trust, threads=threads)
         digest = tree_digest(artifacts.digest_files(beside, "model"))
     if digest == model.merge.digest:
         return Link(number, "recomputed")

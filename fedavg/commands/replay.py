@@ -51,8 +51,6 @@ def command(
     if plan is None:
         raise NotRunning(f"round {number} of {group!r} is not closed, or there is no such group")
     plan = _under(eye, plan, rule, params)
-    for contributor in plan.contributors:
-        publishing.verify_contributor(store, group, contributor)
     model.sweep()
     with named([model, state]):
         publishing.compute(store, eye, plan, model.temporary, state.temporary, threads=threads)

@@ -66,6 +66,8 @@ class Checkpoint:
     format: "pt", "safetensors", "json", "shards" or "stable-baselines3".
     lists: how long each list of a JSON file is, by its key; empty for other formats.
     plan: lays out a checkpoint of the same form, with some of `rest` replaced; for a Writer.
+    check_unchanged: raises ChangedCheckpoint if a file that is read bit by bit was written to or
+        replaced since it was opened.
     """
 
     def __init__(
@@ -78,12 +80,14 @@ class Checkpoint:
         close: Callable[[], None],
         plan: MakePlan,
         lists: Mapping[str, int] | None = None,
+        check_unchanged: Callable[[], None] = lambda: None,
     ) -> None:
         self.path = path
         self.format = format
         self.entries = MappingProxyType(dict(entries))
         self.rest = MappingProxyType(dict(rest))
         self.plan = plan
+        self.check_unchanged = check_unchanged
         self.lists = MappingProxyType(dict(lists or {}))
         self._read = read
         self._close = close

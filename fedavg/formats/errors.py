@@ -27,6 +27,10 @@ class DamagedCheckpoint(FormatError):
         return (type(self), (self.path, self.why))
 
 
+class ChangedCheckpoint(DamagedCheckpoint):
+    """It was written to or replaced while it was read: it may be whole the next time."""
+
+
 class UnsupportedCheckpoint(FormatError):
     """It may be whole, but is or holds what is not merged; the sentence says what to do."""
 

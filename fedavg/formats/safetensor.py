@@ -71,7 +71,11 @@ def _checkpoint(source: Source, header: _Header, keyed: Mapping[str, int]) -> Ch
         content, regions = _lay_out(header, entries, replace)
         return Plan({"": content}, regions, dict.fromkeys(regions, ""))
 
-    return Checkpoint(source.path, "safetensors", entries, rest, read_place, source.close, plan)
+    check = source.check_unchanged
+    return Checkpoint(
+        source.path, "safetensors", entries, rest, read_place, source.close, plan,
+        check_unchanged=check,
+    )  # fmt: skip
 
 
 def _children(node: object) -> Iterator[tuple[object, object]] | None:

@@ -61,7 +61,13 @@ def open_folder(path: str, open_file: OpenFile) -> Checkpoint:
     def plan(replace: Mapping[str, object]) -> Plan:
         return _plan(shards, Fixed(raw), name, replace)
 
-    return Checkpoint(path, "shards", entries, rest, read, close, plan)
+    def check_unchanged() -> None:
+        for checkpoint in shards.values():
+            checkpoint.check_unchanged()
+
+    return Checkpoint(
+        path, "shards", entries, rest, read, close, plan, check_unchanged=check_unchanged
+    )
 
 
 def _index_name(path: str, names: list[str]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from fedavg.formats.descriptors import POOL
-from fedavg.formats.errors import DamagedCheckpoint, UnsupportedCheckpoint
+from fedavg.formats.errors import ChangedCheckpoint, DamagedCheckpoint, UnsupportedCheckpoint
 from fsworker.errors import FormatError
 from fsworker.protocol.fsops import STALE_RETRIES, storage_error
 
@@ -23,7 +23,7 @@ class Source:
 
     Safe to use from several threads, and any number of them may be open: descriptors are lent by a
     pool. Raises FormatError for what is no regular file, StorageError for what the filesystem
-    refuses, DamagedCheckpoint when another file has taken its place meanwhile.
+    refuses, ChangedCheckpoint when another file has taken its place meanwhile.
     """
 
     def __init__(self, path: str) -> None:
@@ -62,6 +62,13 @@ class Source:
         self._closed = True
         POOL.forget(self)
 
+    def check_unchanged(self) -> None:
+        """Raise ChangedCheckpoint if the file was written to or replaced since it was opened.
+
+        It is opened once more for that: what another machine wrote shows then, on NFS too.
+        """
+        os.close(self.open_again())
+
     def open_again(self) -> int:
         """A new descriptor of the same file; for the pool."""
         if self._closed:
@@ -87,7 +94,7 @@ class Source:
         if self._known is None:
             self._known, self.size = seen, found.st_size
         elif seen != self._known:
-            raise DamagedCheckpoint(self.path, "it was changed while it was being read")
+            raise ChangedCheckpoint(self.path, "it was changed while it was being read")
 
     def _fill(self, fd: int, offset: int, left: memoryview) -> None:
         while len(left):

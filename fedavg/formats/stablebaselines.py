@@ -53,8 +53,9 @@ class BaselinesZip(Checkpoint):
         entries = {k: e for a in archives.values() for k, e in a.entries.items()}
         rest = {k: v for a in archives.values() for k, v in a.rest.items()}
         super().__init__(
-            source.path, "stable-baselines3", entries, rest, read_place, source.close, self._lay_out
-        )
+            source.path, "stable-baselines3", entries, rest, read_place, source.close,
+            self._lay_out, check_unchanged=source.check_unchanged,
+        )  # fmt: skip
 
     def unread(self) -> Members:
         """The members that nobody looks into, in the order of the file."""

@@ -64,8 +64,9 @@ def open_torch(source: Source, members: dict[str, Member]) -> Checkpoint:
     if nodes.children(archive.tree) is None:
         raise UnsupportedCheckpoint(source.path, "it holds a single value: save a dict of tensors")
     return Checkpoint(
-        source.path, "pt", archive.entries, archive.rest, read_place, source.close, archive.plan
-    )
+        source.path, "pt", archive.entries, archive.rest, read_place, source.close, archive.plan,
+        check_unchanged=source.check_unchanged,
+    )  # fmt: skip
 
 
 def read_archive(extent: Extent, members: dict[str, Member], top: str | None = None) -> Archive:

@@ -15,7 +15,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fedavg.checkpoint import UnsafeCheckpoint, Writer, open_checkpoint
+from fedavg import merging, strategies
+from fedavg.checkpoint import (
+    ChangedCheckpoint,
+    Checkpoint,
+    UnsafeCheckpoint,
+    Writer,
+    open_checkpoint,
+)
+from fedavg.engine.crew import work_off
+from fedavg.engine.statefile import open_state
+from fedavg.merging import Contribution
 from tests.support.checkpoints import copy, rest_of, same, tensors_of
 
 pytestmark = pytest.mark.unit
@@ -131,6 +141,65 @@ def test_more_shards_than_a_process_may_open_are_read(tmp_path: Path) -> None:
         os.replace(tmp_path / "1.safetensors", tmp_path / "0.safetensors")
         with pytest.raises(Exception, match="changed while it was being read"):
             one.read_into("w0", 0, 8, memoryview(bytearray(8)))
+
+
+def written(folder: Path, form: str) -> Path:
+    """LAYERS in a file or folder of a format."""
+    path = folder / f"upload.{form}"
+    if form == "pt":
+        torch.save(LAYERS, path)
+    elif form == "safetensors":
+        save_file(LAYERS, path)
+    elif form == "zip":
+        baselines(path, LAYERS)
+    else:
+        sharded(path, pt=form == "bin")
+    return path
+
+
+@pytest.mark.parametrize("how", ["touched", "replaced"])
+@pytest.mark.parametrize("form", ["pt", "safetensors", "zip", "shards", "bin"])
+def test_who_was_written_to_while_it_was_read_can_be_told(
+    tmp_path: Path, form: str, how: str
+) -> None:
+    path = written(tmp_path, form)
+    last = max(path.glob("model-*")) if path.is_dir() else path
+    with open_checkpoint(path) as checkpoint:
+        checkpoint.check_unchanged()
+        if how == "replaced":
+            (tmp_path / "other").write_bytes(last.read_bytes())
+            os.replace(tmp_path / "other", last)
+        else:
+            os.utime(last)
+        with pytest.raises(ChangedCheckpoint, match=last.name):
+            checkpoint.check_unchanged()
+
+
+@pytest.mark.parametrize("place", ["input", "base", "state"])
+def test_nothing_is_made_of_what_was_written_to_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    for name, value in (("base", 0.0), ("input", 1.0)):
+        save_file({"w": torch.full((4,), value)}, tmp_path / name)
+    out, state, last = (str(tmp_path / name) for name in ("out", "state", "last"))
+    rule = strategies.rule("fedavgm")
+
+    def merged(state_in: Checkpoint | None, state_out: str) -> None:
+        with open_checkpoint(tmp_path / "input") as one, open_checkpoint(tmp_path / "base") as base:
+            inputs = [Contribution("a", one)]
+            merging.merge(rule, inputs, out, base=base, state_in=state_in, state_out=state_out)
+
+    merged(None, state)
+    os.unlink(out)
+
+    def touching(*args: Any) -> None:
+        work_off(*args)
+        os.utime(tmp_path / place)
+
+    monkeypatch.setattr("fedavg.merging.work_off", touching)
+    with open_state(state) as kept, pytest.raises(ChangedCheckpoint, match=place):
+        merged(kept, last)
+    assert not os.path.exists(out) and not os.path.exists(last)
 
 
 # -- stable-baselines3

@@ -14,6 +14,7 @@ import fedavg.cli
 from fedavg import closing, keeper, publishing
 from fedavg.agreement import Unmergeable
 from fedavg.blame import Candidates
+from fedavg.engine.crew import work_off
 from fsworker.errors import StorageError
 from fsworker.protocol import federation, fsfolders, rounds
 from fsworker.protocol.fsops import Store
@@ -46,7 +47,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def prepared(store: Store) -> list[str]:
     """What was merged and is not published, or was not removed."""
-    return [n for n in store.scan(groups.globals_dir("g")) if n.startswith(".tmp")]
+    return [n for n in federation.names(store, groups.globals_dir("g")) if n.startswith(".tmp")]
 
 
 # -- a plan is the commit, and its model is ready then
@@ -97,10 +98,14 @@ def test_the_plan_of_another_one_is_carried_out(
     make_group(store, "abc", quorum=2)
     for job in "ab":
         upload(store, "g", job, 1, 1.0)
-    close = closing.close
+    close, prepare, beside = closing.close, publishing.prepare_merge, []
 
     def kill(*args: Any) -> None:
         raise KeyboardInterrupt
+
+    def seen(*args: Any, **how: Any) -> str:
+        beside.append(prepared(store))
+        return prepare(*args, **how)
 
     def outrun(*args: Any) -> Any:
         monkeypatch.setattr(closing, "close", close)
@@ -108,11 +113,13 @@ def test_the_plan_of_another_one_is_carried_out(
         with monkeypatch.context() as patched:
             patched.setattr(publishing, "publish_prepared", kill)
             with pytest.raises(KeyboardInterrupt):
-                keeper.GroupKeeper(store, "g").step()
+                keeper.GroupKeeper(store, "g", alone=False).step()
         return close(*args)
 
     monkeypatch.setattr(closing, "close", outrun)
+    monkeypatch.setattr(publishing, "prepare_merge", seen)
     keep(store)
+    assert [len(found) for found in beside] == [0, 1, 0], "ours makes room before it merges anew"
     assert [job for job, _ in counted(store, 1)] == ["a", "b", "c"]
     assert model(store, 2)["q_net_state_dict"]["0.weight"][0, 0] == 3.0
     assert fedavg.cli.main(["verify", "g", "--recompute"]) == 0 and prepared(store) == []
@@ -254,8 +261,9 @@ def test_a_plan_is_kept_whose_upload_cannot_be_read(
     assert [job for job, _ in counted(store, 1)] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("what", ["global_weights", "merge.json"])
 def test_the_model_that_only_a_late_one_started_from_stops_nobody(
-    store: Store, unreadable: Unreadable
+    store: Store, unreadable: Unreadable, what: str
 ) -> None:
     make_group(store, "abc", quorum=2, late="delta")
     for job in "abc":
@@ -267,7 +275,7 @@ def test_the_model_that_only_a_late_one_started_from_stops_nobody(
     upload(store, "g", "c", 2, 1.0)
     for job in "ab":
         upload(store, "g", job, 3, 9.0)
-    unreadable(groups.global_dir("g", 2))
+    unreadable(f"{groups.global_dir('g', 2)}/{what}")
     assert swept(store).errors == {} and counted(store, 3) == [("a", 3), ("b", 3)]
 
 
@@ -281,6 +289,56 @@ def test_what_nobody_can_read_is_told(store: Store, unreadable: Unreadable) -> N
     unreadable(groups.global_dir("g", 2))
     assert isinstance(swept(store).errors["g"], StorageError)
     assert GroupEye(store, "g").plan(2) is None and refusals(store, 2) == {}
+
+
+# -- what is written to while it is merged
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Has something happen once, while a merge reads its inputs."""
+
+    def act_once(act: Callable[[], None]) -> None:
+        def acting(*args: Any) -> None:
+            monkeypatch.setattr("fedavg.merging.work_off", work_off)
+            act()
+            work_off(*args)
+
+        monkeypatch.setattr("fedavg.merging.work_off", acting)
+
+    return act_once
+
+
+def test_an_upload_that_is_touched_while_it_is_merged_is_merged_again(
+    store: Store, meanwhile: Callable[[Callable[[], None]], None]
+) -> None:
+    make_group(store, "ab")
+    for job in "ab":
+        upload(store, "g", job, 1, 1.0)
+    path = store.path(groups.upload_dir("g", 1, "a") + "/checkpoint.pt")
+    meanwhile(lambda: os.utime(path))  # as ctl renew does
+    aggregator = swept(store)
+    assert "changed while it was being read" in str(aggregator.errors["g"])
+    assert GroupEye(store, "g").plan(1) is None and refusals(store, 1) == {}
+    while aggregator.sweep():
+        pass
+    assert aggregator.errors == {} and counted(store, 1) == [("a", 1), ("b", 1)]
+
+
+def test_an_upload_that_is_altered_while_it_is_merged_is_in_no_model(
+    store: Store, meanwhile: Callable[[Callable[[], None]], None]
+) -> None:
+    make_group(store, "abc", quorum=2, deadline=3600.0)
+    for job in "abc":
+        upload(store, "g", job, 1, 1.0)
+    meanwhile(lambda: alter(store, "a", "changed"))
+    aggregator = swept(store)
+    assert GroupEye(store, "g").plan(1) is None
+    federation.edit_group(store, "g", deadline=0.0)
+    while aggregator.sweep():
+        pass
+    assert counted(store, 1) == [("b", 1), ("c", 1)] and refusals(store, 1) == {"a": "damaged"}
+    assert fedavg.cli.main(["verify", "g", "--recompute"]) == 0
 
 
 # -- whom a merge failed for
