@@ -162,7 +162,11 @@ class GroupStatus:
             for c in decision.contributors
         ]
         found += [Participant(j, "refused", p.reason) for j, p in decision.refused.items()]
-        found += [Participant(job, "missing", "has not uploaded") for job in decision.missing]
+        unread = {u.job: u.problem.reason for u in self.view.uploads if u.problem and u.unreadable}
+        found += [
+            Participant(job, "missing", unread.get(job, "has not uploaded"))
+            for job in decision.missing
+        ]
         found.sort(key=lambda p: p.job)
         if decision.unknown:
             words = "nobody has taken these places"

@@ -40,7 +40,7 @@ from fsworker.protocol.layout import groups
 from fsworker.protocol.records.round import Group
 from fsworker.protocol.rounds import Problem, Upload
 
-UNREADABLE = "unreadable"
+UNREADABLE = rounds.UNREADABLE
 """The kind of a problem that may pass: it is told, and not written down as a refusal."""
 
 NOT_FINITE = "not finite"

@@ -65,17 +65,16 @@ class Candidates:
         found = next((u for u in self.uploads if culprit and u.counts and _is_of(u, culprit)), None)
         if found is None:
             raise error
-        place = self.uploads.index(found)
-        problem = admission.problem_of(self._store, error)
+        place, problem = self.uploads.index(found), admission.problem_of(self._store, error)
         if isinstance(error, OutOfRange):
             self.doubt = self.doubt or closing.without_anybody(error, plan)
             self.uploads[place] = replace(found, problem=Problem(OUT_OF_RANGE, problem.reason))
             return None
-        if problem.kind == admission.UNREADABLE:  # it may be read the next time
-            self.unreadable = self.unreadable or error
-            del self.uploads[place]
-            return None
         odd = replace(found, problem=problem)
+        if odd.unreadable:
+            self.unreadable = self.unreadable or error
+            self.uploads[place] = odd
+            return None
         if odd.episode < self._round:  # it says nothing about its job's part in this round
             del self.uploads[place]
             return odd

@@ -13,7 +13,7 @@ from fedavg import strategies
 from fedavg.rule import Rule
 from fsworker.errors import FleetError, FormatError, Refused, UsageError
 from fsworker.protocol import artifacts
-from fsworker.protocol.federation import Global
+from fsworker.protocol.federation import RECORD_LIMIT, Global
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.groupview import GroupEye, View
 from fsworker.protocol.layout import groups
@@ -62,13 +62,16 @@ def check_terms(store: Store, group: Group) -> None:
 
 
 def make_plan(view: View, decision: Decision, *, afresh: bool = False) -> Plan:
-    """The plan of the open round, from what was seen and decided; `afresh`: without a state."""
+    """The plan of the open round, from what was seen and decided; `afresh`: without a state.
+
+    Refused for one that would be too large to be read again.
+    """
     group, base = view.group, view.base
     rule = rule_of(group, base)
     state = None
     if base is not None and base.merge.rule == rule.name and not afresh:
         state = base.merge.state_digest
-    return Plan(
+    plan = Plan(
         group.group,
         view.round,
         rule.name,
@@ -82,6 +85,14 @@ def make_plan(view: View, decision: Decision, *, afresh: bool = False) -> Plan:
         {job: f"{p.kind}: {p.reason}" for job, p in sorted(decision.refused.items())},
         decision.missing,
     )
+    if (size := len(plan.to_json())) > RECORD_LIMIT:
+        most = max(plan.contributors, key=lambda c: len(c.files))
+        raise Refused(
+            f"round {plan.round} cannot be closed: its plan would have {size} bytes, and "
+            f"{RECORD_LIMIT} are read; {most.job} alone uploaded {len(most.files)} files: save "
+            "fewer and larger ones"
+        )
+    return plan
 
 
 def close(

@@ -179,7 +179,8 @@ class GroupKeeper:
             artifacts.discard(self.store, prepared)
             return self._merge(found)
         for upload in given.uploads:
-            if upload.episode < view.round and upload.problem is not None:
+            late = upload.episode < view.round and not upload.unreadable
+            if late and upload.problem is not None:
                 self._refuse(upload, upload.problem)
         refusing.carry_out(self.store, self.eye, plan)
         return Step(self._maker.publish(plan, prepared), merged=True)
@@ -202,20 +203,16 @@ class GroupKeeper:
         return replace(view.observation(now), uploads=uploads, fits=fits)
 
     def _admitted(self, view: View) -> list[Upload]:
-        """The uploads of the open round, each judged once by the terms of the group.
-
-        What may pass is left out for now.
-        """
+        """The uploads of the open round, each judged once by the terms of the group."""
         found = []
         known = self.eye.refusals(view.round)
         for seen in view.uploads:
             again = admission.outdated(seen.problem, view.group)
             upload = self._judge.judged(view, seen) if seen.counts or again else seen
             problem = upload.problem
-            if problem is not None and problem.kind == admission.UNREADABLE:
-                log.warning("%s: %s: %s", self.group, upload.job, problem.reason)
-                continue
-            if (problem is not None and upload.job not in known) or again:
+            if upload.unreadable:  # which the decision tells
+                pass
+            elif (problem is not None and upload.job not in known) or again:
                 if self.eye.plan(view.round) is not None:
                     raise _Outrun
                 if problem is not None:
@@ -231,7 +228,7 @@ class GroupKeeper:
             try:
                 base = self.eye.model(upload.episode)
             except StorageError as error:  # nobody else needs what it started from
-                log.warning("%s: %s: %s", self.group, upload.job, error)
+                log.debug("%s: %s: %s", self.group, upload.job, error)
                 continue
             problem = admission.late_problem(upload, view.round, view.group, base)
             problem = problem or self._judge.judged(view, upload).problem

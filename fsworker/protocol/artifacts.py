@@ -52,6 +52,8 @@ _TRIES = 3
 _PAUSE = 0.1
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 _ABSENT = (FileNotFoundError, NotADirectoryError)
+_NO_RECORD = (errno.EFBIG, errno.EISDIR, errno.ENXIO, errno.ELOOP, errno.ENAMETOOLONG)
+"""It is too large, a folder, a pipe or device, or a link that leads nowhere: and will be."""
 
 
 class Damaged(FormatError):
@@ -173,7 +175,7 @@ def read_done(store: Store, folder: str) -> Done:
     except FormatError as error:
         raise Damaged(str(error), path=path) from None
     except OSError as error:
-        if error.errno in (errno.EFBIG, errno.EISDIR):
+        if error.errno in _NO_RECORD:
             raise Damaged(f"{path}: {error.strerror}", path=path) from None
         raise storage_error(error, "read", path) from None
 

@@ -124,6 +124,13 @@ def read_group(store: Store, group: str) -> Group:
             f"there is no group {group!r:.80} in {store.root}",
             path=store.path(groups.group_file(group)),
         )
+    if found.group != group:
+        path = store.path(groups.group_file(group))
+        raise FormatError(
+            f"{path}: field 'group' is {found.group!r:.80}, and this is the folder of group "
+            f"{group!r}: write {group!r} there",
+            path=path,
+        )
     return found
 
 

@@ -8,8 +8,10 @@ folder) is read at every look, by listing folders that are freshly opened.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from fsworker.errors import FleetError, StorageError
 from fsworker.protocol import archive, artifacts, federation, rounds
 from fsworker.protocol.archive import Old
 from fsworker.protocol.artifacts import Damaged, Done
@@ -223,14 +225,18 @@ class GroupEye:
         """Uploads of closed rounds that no plan has and nobody refused yet."""
         found = map(jobs.parse_after_name, self._names(groups.uploads_dir(self.group)))
         for episode in sorted(e for e in found if e is not None and e < newest):
-            plans = [p for n in range(episode, newest) if (p := self.plan(n)) is not None]
-            counted = [(c.job, c.episode) for p in plans for c in p.contributors]
-            passed = {job: e for job, e in sorted(counted) if e >= episode}
-            done = {job for job, e in counted if e == episode} | self.refusals(episode).keys()
-            for job in self.uploaded(episode):
-                if job not in done:
-                    upload = self._read(episode, job)[0]
-                    yield _passed_over(upload, passed[job]) if job in passed else upload
+            with suppress(StorageError):  # what cannot be read of it now may be the next time
+                yield from self._late_of(episode, newest)
+
+    def _late_of(self, episode: int, newest: int) -> Iterator[Upload]:
+        plans = [p for n in range(episode, newest) if (p := self.plan(n)) is not None]
+        counted = [(c.job, c.episode) for p in plans for c in p.contributors]
+        passed = {job: e for job, e in sorted(counted) if e >= episode}
+        done = {job for job, e in counted if e == episode} | self.refusals(episode).keys()
+        for job in self.uploaded(episode):
+            if job not in done:
+                upload = self._read(episode, job)[0]
+                yield _passed_over(upload, passed[job]) if job in passed else upload
 
     def _read(self, episode: int, job: str) -> tuple[Upload, float]:
         """An upload by its record, and when that was written."""
@@ -238,13 +244,18 @@ class GroupEye:
         if known is None:
             folder = groups.upload_dir(self.group, episode, job)
             try:
-                done = self._done(folder)
+                done = replace(self._done(folder), rewards=())  # may be many, and say nothing here
                 known = done, self._written(f"{folder}/{artifacts.DONE}")
             except Damaged as error:
-                words = str(error).replace(f"{self.store.root}/", "")
-                return Upload(job, episode, None, Problem("damaged", words)), float("inf")
+                return self._nothing(job, episode, "damaged", error), float("inf")
+            except StorageError as error:  # the others go on
+                return self._nothing(job, episode, rounds.UNREADABLE, error), float("inf")
             self._uploads[episode, job] = known
         return Upload(job, episode, known[0]), known[1]
+
+    def _nothing(self, job: str, episode: int, kind: str, error: FleetError) -> Upload:
+        words = str(error).replace(f"{self.store.root}/", "")
+        return Upload(job, episode, None, Problem(kind, words))
 
     def _done(self, folder: str) -> Done:
         try:

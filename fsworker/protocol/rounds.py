@@ -17,6 +17,9 @@ from typing import Literal
 from fsworker.protocol.records.artifact import Done
 from fsworker.protocol.records.round import DELTA, MOST_SAMPLES, Contributor, Group
 
+UNREADABLE = "unreadable"
+"""The kind of a problem that may pass: such an upload neither counts nor is it refused."""
+
 State = Literal["idle", "waiting", "overdue", "stuck", "closing"]
 """idle: nobody has uploaded; overdue: the deadline has passed without a quorum; stuck: everybody
 is accounted for and they are too few."""
@@ -47,6 +50,11 @@ class Upload:
     def counts(self) -> bool:
         """Whether it may be merged."""
         return self.done is not None and self.problem is None
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether it has to be looked at again before anything can be said."""
+        return self.problem is not None and self.problem.kind == UNREADABLE
 
     def refused(self, kind: str, reason: str) -> Upload:
         """The same upload with something wrong with it."""
@@ -96,12 +104,14 @@ class Decision:
 
 def decide(seen: Observation) -> Decision:
     """Whether the round closes, with whom, and who is missing or refused."""
-    uploads = _one_each(seen)
+    uploads = [u for u in _one_each(seen) if not u.unreadable]
     counted = [u for u in uploads if u.counts]
     refused = {u.job: u.problem for u in uploads if u.problem is not None}
     present = {u.job for u in uploads}
     missing = tuple(sorted(set(seen.members) - present))
     state, why = _judge(seen, len(counted), len(present))
+    if unread := _unread(seen.uploads):
+        state, why = ("waiting", unread) if state == "idle" else (state, f"{why}; {unread}")
     return Decision(
         state,
         why,
@@ -112,6 +122,15 @@ def decide(seen: Observation) -> Decision:
         None if seen.group.deadline is None or seen.since is None
         else seen.since + seen.group.deadline,
     )  # fmt: skip
+
+
+def _unread(uploads: Iterable[Upload]) -> str:
+    """What is said of uploads that cannot be read, if there are any."""
+    found = sorted((u.job, u.problem.reason) for u in uploads if u.problem and u.unreadable)
+    if not found:
+        return ""
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"what {found[0][0]} uploaded{more} cannot be read: {found[0][1]}"
 
 
 def _judge(seen: Observation, counted: int, settled: int) -> tuple[State, str]:

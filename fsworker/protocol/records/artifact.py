@@ -93,6 +93,9 @@ class Done(_Record):
         """The record in `data`; FormatError names `path` and the field."""
         done: Done = super().from_json(data, path)
         check_files(done.files, path)
+        if done.base is not None and not _SHA256.fullmatch(done.base):
+            words = f"field 'base' is {done.base!r:.80}, which is no digest of a model"
+            raise FormatError(f"{path}: {words}", path=path)
         return done
 
     @property
