@@ -41,12 +41,10 @@ def _tell(found: Agreed, having: set[str]) -> None:
     unheard = ", ".join(ascii(name) for name in found.unheard if name in having)
     if unheard:
         log.warning(
-            "the `data` of %s %s: it is more than %d MiB, or no JSON that can be read; save less with "
-            "it, as by model.save(path, exclude=['_last_obs'])",
+            "the `data` of %s %s: it is more than %d MiB, or no JSON that can be read; save less "
+            "with it, as by model.save(path, exclude=['_last_obs'])",
             unheard,
-            "has no say in the output"
-            if found.document
-            else "is left out, and the output has none",
+            "has no say in the output" if found.document else "is left out, the output has none",
             MAX_DATA >> 20,
         )
     if found.left_out:

@@ -262,7 +262,7 @@ def test_where_nobody_has_a_say_it_is_told(
     merge(strategies.rule("fedavg"), inputs, str(tmp_path / "out"))
     with zipfile.ZipFile(tmp_path / "out") as archive:
         assert "data" not in archive.namelist() and weight(archive) == 1.0
-    words = "the `data` of 'a', 'b' is left out, and the output has none: it is more than 8 MiB"
+    words = "the `data` of 'a', 'b' is left out, the output has none: it is more than 8 MiB"
     assert words in caplog.text and "exclude=['_last_obs']" in caplog.text
 
 
