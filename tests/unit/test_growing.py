@@ -45,6 +45,7 @@ def written(tmp_path: Path, name: str, document: object) -> str:
 BASE = {
     "agent": "greedy", "total": 0, "rewards": [0.5], "table": [[0.5, 1.5]], "seen": [1], "none": [],
     "past": [{"reward": 1.5}], "odd": [[1], [2, 3]], "arms": {"0": {"value": 1.5}},
+    "two": [0.5, 1.5],
 }  # fmt: skip
 
 
@@ -75,6 +76,7 @@ def test_what_tells_of_the_past_may_grow(tmp_path: Path, change: dict[str, Any])
     [
         ({"evil": [1.5, 2.5]}, "alone has evil"),
         ({"rewards": []}, "lacks rewards"),
+        ({"two": [0.5]}, "two has the shape 1 and not 2"),
         ({"rewards": [1]}, "rewards is int64 and not float64"),
         ({"rewards": [[0.5]]}, "rewards has the shape"),
         ({"rewards": 0.5}, "rewards has the shape"),

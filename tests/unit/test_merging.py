@@ -465,6 +465,17 @@ def test_statistics_of_a_late_model_enter_as_they_are(site: Site, name: str) -> 
         torch.testing.assert_close(merged["net"]["w"], torch.full((50,), 2.0))
 
 
+def test_what_no_base_is_taken_for_is_not_compared_with_one(site: Site) -> None:
+    """Statistics enter as they are, so that a base's may have another shape, or be lacking."""
+    tree = {"w": torch.full((4,), 2.0), "bn.running_var": torch.full((3,), 0.5)}
+    base = site.save({"w": torch.full((4,), 1.0), "bn.running_var": torch.ones(2)})
+    own = site.save({"w": torch.full((4,), 0.0)})
+    inputs = [Contribution("a", site.save(tree)), Contribution("b", site.save(tree), base=own)]
+    merged, _, _ = site.merge(inputs, "fedavgm", base=base)
+    assert merged["bn.running_var"].tolist() == [0.5] * 3
+    assert merged["w"].tolist() == [2.5] * 4  # b is 3 when its change is put on the base
+
+
 def test_krum_merges_those_that_it_chose_and_nothing_of_the_others(site: Site) -> None:
     torch.manual_seed(0)
     trees = {f"job-{i}": {"w": torch.randn(300), "step": torch.tensor(i)} for i in range(7)}
