@@ -266,6 +266,15 @@ def test_where_nobody_has_a_say_it_is_told(
     assert words in caplog.text and "exclude=['_last_obs']" in caplog.text
 
 
+def test_who_is_alone_keeps_what_he_has(tmp_path: Path) -> None:
+    large = json.dumps(document(1, _last_obs=kept(np.zeros(7 << 20, np.uint8)))).encode()
+    writes(large)(str(tmp_path / "a"))
+    inputs = [Contribution("a", open_checkpoint(tmp_path / "a"))]
+    merge(strategies.rule("fedavg"), inputs, str(tmp_path / "out"))
+    with zipfile.ZipFile(tmp_path / "out") as archive:
+        assert archive.read("data") == large
+
+
 def test_nobody_has_a_document(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in "ab":
         writes(None)(str(tmp_path / name))
