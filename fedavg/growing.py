@@ -2,7 +2,8 @@
 
 Tensors have the keys, shapes and types of that model. JSON is what agents without a network save,
 and it tells of the past: there a list may be longer than before, and what was an integer may have
-a fraction. Nothing may be lacking, and nothing may be new but what lists have grown by.
+a fraction. Nothing may be lacking, and nothing may be new but what lists have grown by. Some
+writers spell 1.0 as 1, so what is float64 in that model is read as float64 however it is spelt.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 
 from fedavg.agreement import disagreement
 from fedavg.formats.base import Checkpoint, Entry
+from fedavg.formats.jsonfile import JsonFile
 
 JSON, BASELINES = "json", "stable-baselines3"
 
@@ -18,6 +20,24 @@ JSON, BASELINES = "json", "stable-baselines3"
 def family(checkpoint: Checkpoint) -> str:
     """Formats of one family can stand for each other; the others are what only their own read."""
     return checkpoint.format if checkpoint.format in (JSON, BASELINES) else "tensors"
+
+
+def as_floats(like: Checkpoint, found: Checkpoint) -> Checkpoint:
+    """`found` with the whole numbers as float64 that are such in `like`; of JSON, else as it is.
+
+    UnsupportedCheckpoint for a number that is beyond float64.
+    """
+    if not isinstance(like, JsonFile) or not isinstance(found, JsonFile):
+        return found
+    floats = {key for key in found.whole() if key in like.entries} - like.whole()
+    return found.floating(floats) if floats else found
+
+
+def spelt_hint(key: str | None, *some: Checkpoint) -> str:
+    """What helps where two of JSON differ at `key` since one of them has a whole number there."""
+    if not any(isinstance(one, JsonFile) and key in one.whole() for one in some):
+        return ""
+    return "; a number that is averaged is written with a fraction in JSON: 0.0, not 0"
 
 
 def departure(
@@ -28,6 +48,7 @@ def departure(
     `may_grow` says which lists in JSON may be longer: not those whose numbers are found again one
     by one in `like`, as by a rule that moves these.
     """
+    found = as_floats(like, found)
     if family(like) != family(found):
         return None, f"it is of the format {found.format}, and {like.path} is {like.format}"
     wanted = dict(like.entries)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedavg.agreement import Unmergeable, disagreement
+from fedavg.agreement import Unmergeable
 from fedavg.engine.crew import work_off
 from fedavg.engine.faults import first_fault
 from fedavg.engine.pieces import Piece, pieces
@@ -33,21 +33,17 @@ class Inspected:
 def inspect(
     checkpoint: Checkpoint,
     *,
-    like: Checkpoint | None = None,
     policy: Policy | None = None,
     largest: float = math.inf,
     largest_double: float = math.inf,
-    participant: str | None = None,
     threads: int = 1,
 ) -> Inspected:
-    """Unmergeable, naming `participant`, file and key, for a checkpoint that cannot be merged.
+    """Unmergeable, naming file and key, for a checkpoint whose numbers cannot be merged.
 
-    That is one whose keys, shapes or types differ from those of `like` (the round's base, or an
-    upload that was admitted), or with a value that is NaN or infinite where the policy averages, or
-    beyond `largest` (`Kind.largest`; in float64 `largest_double`) where the rule is applied.
+    That is one with a value that is NaN or infinite where the policy averages, or beyond `largest`
+    (`Kind.largest`; in float64 `largest_double`) where the rule is applied. Whether it fits to
+    others is not looked at here.
     """
-    if like is not None and (wrong := disagreement(like.entries, checkpoint.entries, like.path)):
-        raise Unmergeable(wrong[1], participant=participant, key=wrong[0])
     entries = checkpoint.entries
     averaged = {
         key: action
@@ -56,7 +52,7 @@ def inspect(
     }
 
     def looker() -> _Looker:
-        return _Looker(checkpoint, participant, largest, largest_double)
+        return _Looker(checkpoint, largest, largest_double)
 
     work_off(pieces(entries, averaged, 8), looker, threads)
     return Inspected(
@@ -68,18 +64,15 @@ def inspect(
 class _Looker:
     """Looks at pieces; one a thread."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, participant: str | None, largest: float, double: float
-    ) -> None:
-        self._checkpoint, self._participant = checkpoint, participant
-        self._largest, self._double = largest, double
+    def __init__(self, checkpoint: Checkpoint, largest: float, double: float) -> None:
+        self._checkpoint, self._largest, self._double = checkpoint, largest, double
         self._reader = Reader()
 
     def __call__(self, piece: Piece) -> None:
         at = (piece.key, piece.start, piece.stop)
         values = self._reader.rows("any", [self._checkpoint], *at)[0]
         if not is_finite(values):
-            fault = first_fault(values, self._participant, self._checkpoint, piece.key, piece.start)
+            fault = first_fault(values, None, self._checkpoint, piece.key, piece.start)
             assert fault is not None
             raise fault
         limit = self._double if values.dtype == torch.float64 else self._largest
@@ -93,6 +86,5 @@ class _Looker:
             raise Unmergeable(
                 f"{piece.key} in {self._checkpoint.path} is not finite once it is squared, as the "
                 f"rule does (its largest element is {worst:g})",
-                participant=self._participant,
                 key=piece.key,
             )

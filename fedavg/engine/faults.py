@@ -28,7 +28,7 @@ LEAST = 3
 class OutOfRange(Unmergeable):
     """A rule leaves the range of the type with values that are finite, each by itself.
 
-    `farthest` is the participant that moves the result the most there.
+    `farthest` is the participant that moves the result the most within that piece of a tensor.
     """
 
     def __init__(self, why: str, *, farthest: str, key: str | None = None) -> None:

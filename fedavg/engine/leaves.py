@@ -2,7 +2,9 @@
 
 They are the first participant's unless most others agree on something else, so that nobody decides
 alone what learning rate the global model names. Those below a list belong to each other and go
-together.
+together. The output has the first one's keys: where his list has other places than theirs (it is
+longer, say) it stays his, since half of each would be nobody's. A name that he alone has in a dict
+of the list changes nothing: else it would be enough to keep his learning rate.
 """
 
 from __future__ import annotations
@@ -43,13 +45,23 @@ def _common(models: Sequence[Leaves]) -> dict[str, object]:
     found: dict[str, object] = {}
     grouped = [_groups(model) for model in models]
     for name in grouped[0]:
-        told = [repr([(k, _told(m[k])) for k in sorted(g.get(name, ()))])
-                for m, g in zip(models, grouped, strict=True)]  # fmt: skip
+        keys = [sorted(group.get(name, ())) for group in grouped]
+        told = [repr([(k, _told(m[k])) for k in ks]) for m, ks in zip(models, keys, strict=True)]
         most, votes = Counter(told).most_common(1)[0]
-        if 2 * votes > len(models) and most != told[0]:
-            like = told.index(most)
-            agreed = (key for key in grouped[like].get(name, ()) if key in models[0])
+        like = told.index(most)
+        if 2 * votes > len(models) and _places(keys[like]) == _places(keys[0]):
+            agreed = (key for key in keys[like] if key in models[0])
             found.update({key: models[like][key] for key in agreed})
+    return found
+
+
+def _places(keys: Sequence[str]) -> set[tuple[str, bool]]:
+    """Where leaves stand in their list: (key up to the last number, whether a dict is there)."""
+    found = set()
+    for key in keys:
+        parts = key.split(".")
+        end = 1 + max((i for i, part in enumerate(parts) if part.isdigit()), default=-1)
+        found.add((".".join(parts[:end]), end < len(parts)))
     return found
 
 

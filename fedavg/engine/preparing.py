@@ -15,6 +15,7 @@ from fedavg.engine.inputs import Inputs
 from fedavg.engine.statefile import check_state
 from fedavg.formats.base import Checkpoint, Entry
 from fedavg.formats.keys import LORA
+from fedavg.growing import as_floats, spelt_hint
 from fedavg.policy import FLOAT_DTYPES, INTEGER_DTYPES, Action, Policy, actions
 from fedavg.rule import Rule
 from fedavg.weighting import weights_of
@@ -65,13 +66,26 @@ def inputs_of(
         raise UsageError(f"{rule.name} moves the model that the round started from: give that base")
     return Inputs(
         tuple(weights),
-        tuple(c.checkpoint for c in taking_part),
+        tuple(_like(base, c.checkpoint) for c in taking_part),
         tuple(weights.values()) if rule.kind.weighted else (1.0,) * len(weights),
         tuple(int(c.staleness) for c in taking_part),
-        tuple(None if c.base is base else c.base for c in taking_part),
+        _own_bases(base, taking_part),
         base,
         state if rule.kind.state else None,
     )
+
+
+def _like(base: Checkpoint | None, model: Checkpoint) -> Checkpoint:
+    return model if base is None else as_floats(base, model)
+
+
+def _own_bases(
+    base: Checkpoint | None, some: Sequence[Contribution]
+) -> tuple[Checkpoint | None, ...]:
+    """Those that are not `base`; one that several have is one."""
+    distinct = {id(c.base): c.base for c in some if c.base is not None and c.base is not base}
+    found = {of: _like(base, own) for of, own in distinct.items()}
+    return tuple(found.get(id(c.base)) for c in some)
 
 
 def actions_of(rule: Rule, inputs: Inputs, policy: Policy) -> dict[str, Action]:
@@ -82,7 +96,8 @@ def actions_of(rule: Rule, inputs: Inputs, policy: Policy) -> dict[str, Action]:
     first = inputs.models[0].entries
     for name, model in zip(inputs.names[1:], inputs.models[1:], strict=True):
         if wrong := disagreement(first, model.entries, inputs.names[0]):
-            raise Unmergeable(wrong[1], participant=name, key=wrong[0])
+            hint = spelt_hint(wrong[0], inputs.models[0], model)
+            raise Unmergeable(wrong[1] + hint, participant=name, key=wrong[0])
     found = actions_alone(rule, first, policy)
     _check_bases(rule, inputs, found)
     if inputs.state is not None:

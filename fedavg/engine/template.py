@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from fedavg.engine.inputs import Inputs
-from fedavg.formats.agreed import DATA, MAX_DATA, agreed
+from fedavg.formats.agreed import DATA, MAX_DATA, Agreed, agreed
 from fedavg.formats.base import Checkpoint
 from fedavg.formats.stablebaselines import BaselinesZip, Members
 
@@ -28,17 +28,31 @@ def copied_members(inputs: Inputs) -> Members | None:
     members = zips[min(zips)].unread()
     if len(zips) == 1:
         return members
-    documents = {name: model.small(DATA, MAX_DATA) for name, model in zips.items()}
-    found = agreed({name: document for name, document in documents.items() if document})
-    if found.left_out:
-        log.warning(
-            "%s is left out of the output: the participants differ in it, and loading it may run "
-            "something", ", ".join(map(ascii, found.left_out)),
-        )  # fmt: skip
+    found = agreed({name: model.small(DATA, MAX_DATA) for name, model in zips.items()})
+    _tell(found, {name for name, model in zips.items() if model.has(DATA)})
     if found.document is None:
         members.pop(DATA, None)
         return members
     return {DATA: found.document, **{k: v for k, v in members.items() if k != DATA}}
+
+
+def _tell(found: Agreed, having: set[str]) -> None:
+    """Warn of what the output lacks of the `data` of those who have one, and what helps."""
+    unheard = ", ".join(ascii(name) for name in found.unheard if name in having)
+    if unheard:
+        log.warning(
+            "the `data` of %s %s: it is more than %d MiB, or no JSON that can be read; save less "
+            "with it, as by model.save(path, exclude=['_last_obs'])",
+            unheard,
+            "has no say in the output" if found.document else "is left out, the output has none",
+            MAX_DATA >> 20,
+        )
+    if found.left_out:
+        log.warning(
+            "%s is left out of the output: no value is that of more than half of the participants, "
+            "and loading one may run something; whoever needs it says it to load(path, NAME=…)",
+            ", ".join(map(ascii, found.left_out)),
+        )
 
 
 def template(first: Checkpoint, members: Members | None) -> Checkpoint:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -29,7 +29,7 @@ MAX_DIMENSIONS = 32
 CODES = {"float64": "d", "int64": "q"}
 
 
-def open_json(source: Source) -> Checkpoint:
+def open_json(source: Source) -> JsonFile:
     """A JSON checkpoint; it is read at once, so that its size is limited."""
     if source.size > MAX_FILE:
         raise UnsupportedCheckpoint(
@@ -38,24 +38,49 @@ def open_json(source: Source) -> Checkpoint:
     limits = {"values": MAX_VALUES, "containers": MAX_CONTAINERS}
     tree = parse(source.read(0, source.size), "it", source.path, **limits)
     source.close()
-    entries: dict[str, Entry] = {}
-    rest: dict[str, object] = {}
-    for key, path, leaf in keys.leaves(tree, _children, source.path):
-        if isinstance(leaf, (list, float)):
-            entries[key] = _entry(key, path, leaf, source.path)
-        else:
-            if isinstance(leaf, int) and leaf.bit_length() >= 8 * MAX_INT:
-                raise UnsupportedCheckpoint(source.path, f"{key!r:.200} is too large a number")
-            rest[key] = leaf
+    return JsonFile(source.path, tree)
 
-    def plan(replace: Mapping[str, object]) -> Plan:
+
+class JsonFile(Checkpoint):
+    """A JSON checkpoint. Numbers at the keys `floats` are float64 however they are spelt."""
+
+    def __init__(
+        self, path: str, tree: dict[str, Any], floats: frozenset[str] = frozenset()
+    ) -> None:
+        self._tree = tree
+        entries: dict[str, Entry] = {}
+        rest: dict[str, object] = {}
+        for key, at, leaf in keys.leaves(tree, _children, path):
+            if isinstance(leaf, (list, float)) or (type(leaf) is int and key in floats):
+                entries[key] = _entry(key, at, leaf, path, key in floats)
+            else:
+                if isinstance(leaf, int) and leaf.bit_length() >= 8 * MAX_INT:
+                    raise UnsupportedCheckpoint(path, f"{key!r:.200} is too large a number")
+                rest[key] = leaf
+        lists = dict(_lists(tree, None))
+        super().__init__(path, "json", entries, rest, _read, _close, self._lay_out, lists)
+
+    def whole(self) -> set[str]:
+        """The keys of integers, and of tensors that have nothing else."""
+        tensors = {key for key, entry in self.entries.items() if entry.dtype == "int64"}
+        return tensors | {key for key, leaf in self.rest.items() if type(leaf) is int}
+
+    def floating(self, floats: Iterable[str]) -> JsonFile:
+        """The same with the numbers at these keys as float64: `0` says what `0.0` does.
+
+        UnsupportedCheckpoint for a number that is beyond float64.
+        """
+        return JsonFile(self.path, self._tree, frozenset(floats))
+
+    def _lay_out(self, replace: Mapping[str, object]) -> Plan:
         json.dumps(dict(replace), allow_nan=False)  # now, rather than when all is merged
-        regions = {key: _Kept(key, entry.nbytes) for key, entry in entries.items()}
-        content = _Document(tree, entries, regions, replace)
+        regions = {key: _Kept(key, entry.nbytes) for key, entry in self.entries.items()}
+        content = _Document(self._tree, self.entries, regions, replace)
         return Plan({"": content}, regions, dict.fromkeys(regions, ""))
 
-    lists = dict(_lists(tree, None))
-    return Checkpoint(source.path, "json", entries, rest, _read, source.close, plan, lists)
+
+def _close() -> None:
+    """Nothing is open: all of it was read."""
 
 
 def _read(entry: Entry, start: int, stop: int, buffer: memoryview) -> None:
@@ -99,10 +124,11 @@ def _flat(node: object) -> Iterator[int | float]:
         yield node
 
 
-def _entry(key: str, path: keys.Path, leaf: object, where: str) -> Entry:
+def _entry(key: str, path: keys.Path, leaf: object, where: str, floating: bool) -> Entry:
     shape, numbers = _shape(leaf), list(_flat(leaf))
     assert shape is not None
-    dtype = "int64" if all(type(n) is int for n in numbers) else "float64"
+    whole = not floating and all(type(n) is int for n in numbers)
+    dtype = "int64" if whole else "float64"
     try:
         data = struct.pack(f"<{len(numbers)}{CODES[dtype]}", *numbers)
     except (struct.error, OverflowError):

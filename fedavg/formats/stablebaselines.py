@@ -64,6 +64,10 @@ class BaselinesZip(Checkpoint):
         copied = (m for m in self._members.values() if m.name not in self._archives)
         return {m.name: self._source.read(m.offset, m.size) for m in copied}
 
+    def has(self, name: str) -> bool:
+        """Whether there is a member of this name."""
+        return name in self._members
+
     def small(self, name: str, most: int) -> bytes | None:
         """One such member; None if it is not there or has more than `most` bytes."""
         member = self._members.get(name)

@@ -19,9 +19,10 @@ import pytest
 import torch
 
 from fedavg import strategies
-from fedavg.checkpoint import open_checkpoint
+from fedavg.checkpoint import UnsupportedCheckpoint, open_checkpoint
 from fedavg.formats.agreed import agreed
 from fedavg.formats.inert import is_inert
+from fedavg.formats.stablebaselines import BaselinesZip
 from fedavg.merging import Contribution, merge
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
@@ -216,6 +217,91 @@ def test_a_garbled_document_does_not_count(tmp_path: Path, data: bytes | None) -
     merge(strategies.rule("fedavg"), inputs, str(tmp_path / "out"))
     with zipfile.ZipFile(tmp_path / "out") as archive:
         assert load(archive)["gamma"] == 0.99
+
+
+@pytest.mark.parametrize("honest", ["too large", "without"])
+def test_who_has_no_say_counts_among_all(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, honest: str
+) -> None:
+    make_group(store, "abc")
+    code = kept(Shell(f"touch {tmp_path}/ran"))
+    frames = kept(np.zeros(7 << 20, np.uint8))  # 9.3 MiB as text
+    for seed, job in enumerate("ab"):
+        large = document(seed, _last_obs=frames)
+        baselines(store, job, 1, large if honest == "too large" else None)
+    baselines(store, "c", 1, document(2, policy_class=code, more=code))
+    keep(store)
+    with published(store, 2) as archive:
+        found = load(archive)
+    assert "more" not in found and "policy_class" not in found
+    assert found["gamma"] == 0.99 and found["_last_obs"].shape == (4, 8)  # nothing in these runs
+    assert not os.path.exists(tmp_path / "ran")
+    silent = "the `data` of 'a', 'b' has no say in the output: it is more than 8 MiB"
+    assert (silent in caplog.text) == (honest == "too large")
+
+
+def test_a_document_of_half_of_all_is_not_most(tmp_path: Path) -> None:
+    code = json.dumps({"more": kept(Shell("true")), "gamma": 0.5}).encode()
+    for others in ((None, None), (b"garbage", None), (b"x", b"y"), (None, b'{"gamma": 0.9}')):
+        documents = dict(zip("abcd", (code, code, *others), strict=True))
+        found = agreed(documents)
+        assert json.loads(found.document or b"") == {"gamma": 0.5}
+        assert found.left_out == ("more",)
+        assert found.unheard == tuple(n for n in "cd" if b"gamma" not in (documents[n] or b""))
+    assert agreed({"a": code, "b": code, "c": None}).document == code
+
+
+def test_where_nobody_has_a_say_it_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = document(1, _last_obs=kept(np.zeros(7 << 20, np.uint8)))
+    for name, data in (("a", large), ("b", b"garbage"), ("c", None)):
+        writes(data)(str(tmp_path / name))
+    opened = {name: open_checkpoint(tmp_path / name) for name in "abc"}
+    inputs = [Contribution(name, model) for name, model in opened.items()]
+    merge(strategies.rule("fedavg"), inputs, str(tmp_path / "out"))
+    with zipfile.ZipFile(tmp_path / "out") as archive:
+        assert "data" not in archive.namelist() and weight(archive) == 1.0
+    words = "the `data` of 'a', 'b' is left out, the output has none: it is more than 8 MiB"
+    assert words in caplog.text and "exclude=['_last_obs']" in caplog.text
+
+
+def test_who_is_alone_keeps_what_he_has(tmp_path: Path) -> None:
+    large = json.dumps(document(1, _last_obs=kept(np.zeros(7 << 20, np.uint8)))).encode()
+    writes(large)(str(tmp_path / "a"))
+    inputs = [Contribution("a", open_checkpoint(tmp_path / "a"))]
+    merge(strategies.rule("fedavg"), inputs, str(tmp_path / "out"))
+    with zipfile.ZipFile(tmp_path / "out") as archive:
+        assert archive.read("data") == large
+
+
+def test_nobody_has_a_document(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in "ab":
+        writes(None)(str(tmp_path / name))
+    inputs = [Contribution(name, open_checkpoint(tmp_path / name)) for name in "ab"]
+    merge(strategies.rule("fedavg"), inputs, str(tmp_path / "out"))
+    with zipfile.ZipFile(tmp_path / "out") as archive:
+        assert "data" not in archive.namelist()
+    assert not caplog.records
+
+
+def test_a_document_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    writes(b"x" * 10)(str(tmp_path / "a"))
+    with open_checkpoint(tmp_path / "a") as model:
+        assert isinstance(model, BaselinesZip)
+        assert model.small("data", 10) == b"x" * 10
+        assert model.small("data", 9) is None and model.small("none", 10) is None
+
+
+def test_two_members_with_one_key_are_refused(tmp_path: Path) -> None:
+    inner = io.BytesIO()
+    torch.save({"q_net": {"0.weight": torch.ones(2)}}, inner)
+    outer = io.BytesIO()
+    torch.save({"0.weight": torch.ones(2)}, outer)
+    path = tmp_path / "a"
+    writes(None, **{"two.pth": inner.getvalue(), "two.q_net.pth": outer.getvalue()})(str(path))
+    with pytest.raises(UnsupportedCheckpoint, match=r"two of its members have 'two\.q_net"):
+        open_checkpoint(path)
 
 
 def test_nobody_s_document_can_be_read() -> None:

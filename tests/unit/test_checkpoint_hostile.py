@@ -28,6 +28,9 @@ from fedavg.checkpoint import (
     open_checkpoint,
 )
 from fedavg.formats import unpickle
+from fedavg.formats.base import Entry
+from fedavg.formats.places import Place, unfolded
+from fedavg.formats.source import Source
 from fsworker.errors import FleetError
 from tests.support.checkpoints import copy
 
@@ -399,6 +402,25 @@ def test_expanded_and_tied_tensors_of_an_honest_size_are_read(tmp_path: Path) ->
     torch.save(value, tmp_path / "upload.pt")
     with open_checkpoint(tmp_path / "upload.pt") as checkpoint:
         assert len(checkpoint.entries) == 105
+
+
+MIB = 1 << 20
+
+
+def placed(source: Source, key: str, size: int, owner: str = "") -> Entry:
+    return Entry(key, key, "uint8", (size,), size, 1, owner or key, Place(source, 0, (1,), True))
+
+
+def test_tensors_may_be_twice_their_files_and_tied_ones_count_once(tmp_path: Path) -> None:
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(1000 * MIB)  # zeros that take no room
+    source = Source(str(tmp_path / "large"))
+    most = [placed(source, "a", 1200 * MIB), placed(source, "b", 800 * MIB)]
+    tied = [placed(source, f"tied {n}", 1200 * MIB, "a") for n in range(3)]
+    assert unfolded({entry.key: entry for entry in (*most, *tied)}) is None
+    more = [*most, placed(source, "c", 1)]
+    assert unfolded({entry.key: entry for entry in more}) == ("a", 1200 * MIB)
+    source.close()
 
 
 def test_a_storage_has_one_type(tmp_path: Path) -> None:

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedavg.checkpoint import open_checkpoint
-from fedavg.growing import departure
+from fedavg import strategies
+from fedavg.agreement import Unmergeable
+from fedavg.checkpoint import UnsupportedCheckpoint, open_checkpoint
+from fedavg.growing import as_floats, departure
+from fedavg.merging import Contribution, merge
 from fsworker.protocol import federation
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import groups
@@ -45,6 +48,7 @@ def written(tmp_path: Path, name: str, document: object) -> str:
 BASE = {
     "agent": "greedy", "total": 0, "rewards": [0.5], "table": [[0.5, 1.5]], "seen": [1], "none": [],
     "past": [{"reward": 1.5}], "odd": [[1], [2, 3]], "arms": {"0": {"value": 1.5}},
+    "two": [0.5, 1.5],
 }  # fmt: skip
 
 
@@ -71,11 +75,82 @@ def test_what_tells_of_the_past_may_grow(tmp_path: Path, change: dict[str, Any])
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"rewards": [1]},
+        {"rewards": [1, 2]},
+        {"table": [[1, 2], [3, 4]]},
+        {"past": [{"reward": 2}]},
+        {"arms": {"0": {"value": 0}}, "two": [1, 0]},
+    ],
+)
+def test_what_is_a_float_may_be_spelt_as_a_whole_number(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    base = open_checkpoint(written(tmp_path, "base.json", BASE))
+    later = open_checkpoint(written(tmp_path, "later.json", BASE | change))
+    assert departure(base, later, lambda entry: True) is None
+    read = as_floats(base, later)
+    of = {key: entry.dtype for key, entry in read.entries.items()}
+    assert of == {key: entry.dtype for key, entry in base.entries.items()}
+    assert read.rest == base.rest
+
+
+def test_a_number_beyond_float64_is_none(tmp_path: Path) -> None:
+    base = open_checkpoint(written(tmp_path, "base.json", {"loss": 0.5}))
+    later = open_checkpoint(written(tmp_path, "later.json", {"loss": 10**400}))
+    with pytest.raises(UnsupportedCheckpoint, match="'loss' has a number beyond float64"):
+        departure(base, later, lambda entry: True)
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "fedavgm"])
+def test_a_group_goes_on_where_numbers_happen_to_be_whole(store: Store, rule: str) -> None:
+    make_group(store, "ab", rule=rule)
+    for job in "ab":
+        json_upload(store, job, 1, {"w": [0.5, 1.5], "loss": 0.25, "episode": 1})
+    keep(store)
+    for job, loss in (("a", 0), ("b", 1)):
+        json_upload(store, job, 2, {"w": [1, 2], "loss": loss, "episode": 2})
+    keep(store)
+    assert not refusals(store, 2)
+    text = store.read(f"{groups.global_dir('g', 3)}/global_weights.json")
+    assert json.loads(text) == {"w": [1.0, 2.0], "loss": 0.5, "episode": 2}
+    assert b'"w": [1.0, 2.0]' in text and b'"episode": 2}' in text  # each of its type, as before
+
+
+def test_a_merge_reads_whole_numbers_as_its_base_has_them(tmp_path: Path) -> None:
+    files = {"a": {"q": [1], "n": 0}, "b": {"q": [0.5], "n": 1.5}, "late": {"q": [3], "n": 2}}
+    opened = {n: open_checkpoint(written(tmp_path, n, found)) for n, found in files.items()}
+    base = open_checkpoint(written(tmp_path, "base", {"q": [0.5], "n": 0.5}))
+    own = open_checkpoint(written(tmp_path, "own", {"q": [2], "n": 1}))
+    inputs = [Contribution(n, opened[n], base=own if n == "late" else None) for n in opened]
+    merge(strategies.rule("fedavg"), inputs, str(tmp_path / "out"), base=base)
+    assert json.loads((tmp_path / "out").read_bytes()) == {"q": [1.0], "n": 1.0}
+    with pytest.raises(Unmergeable, match=r"b: it lacks n.*written with a fraction.*0\.0, not 0"):
+        merge(
+            strategies.rule("fedavg"),
+            [Contribution("a", opened["b"]), Contribution("b", opened["a"])],
+            str(tmp_path / "none"),
+        )
+    with pytest.raises(Unmergeable, match=r"^b: it alone has x, compared with a$"):
+        more = open_checkpoint(written(tmp_path, "more", {"q": [0.5], "n": 1.5, "x": [1.5]}))
+        merge(
+            strategies.rule("fedavg"),
+            [Contribution("a", opened["b"]), Contribution("b", more)],
+            str(tmp_path / "none"),
+        )
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"evil": [1.5, 2.5]}, "alone has evil"),
         ({"rewards": []}, "lacks rewards"),
-        ({"rewards": [1]}, "rewards is int64 and not float64"),
+        ({"two": [0.5]}, "two has the shape 1 and not 2"),
+        ({"rewards": 1}, "rewards has the shape"),
+        ({"rewards": [[1]]}, "rewards has the shape"),
+        ({"arms": {"0": {"value": True}}}, "lacks arms.0.value"),
+        ({"arms": {"0": {"value": "1"}}}, "lacks arms.0.value"),
         ({"rewards": [[0.5]]}, "rewards has the shape"),
         ({"rewards": 0.5}, "rewards has the shape"),
         ({"table": [[0.5], [1.5]]}, "table has the shape"),
@@ -118,7 +193,7 @@ def test_tensors_do_not_take_the_place_of_json(store: Store) -> None:
     assert refusals(store, 2) == {"a": "misshapen"}
 
 
-@pytest.mark.parametrize("evil", [{"evil": [1.5]}, {"q": [9]}, {"q": []}, {"q": [9.5, 9.5]}])
+@pytest.mark.parametrize("evil", [{"evil": [1.5]}, {"q": []}, {"q": [9.5, 9.5]}])
 def test_of_two_json_uploads_that_differ_the_one_like_the_model_counts(
     store: Store, evil: dict[str, Any]
 ) -> None:

@@ -56,8 +56,28 @@ def test_where_most_do_not_agree_it_is_the_first_s(tmp_path: Path) -> None:
 def test_what_stands_in_one_list_stays_together(tmp_path: Path) -> None:
     trees: list[Tree] = [{"r": [1.0, 0.0]}, {"r": [0.0, 1.0]}, {"r": [0.0, 0.0]}]
     assert merged(tmp_path, *trees) == {"r": [1.0, 0.0]}
-    assert merged(tmp_path, {"r": [9.0]}, {"r": [1.0, 2.0]}, {"r": [1.0, 2.0]}) == {"r": [1.0]}
-    assert merged(tmp_path, {"r": [9.0, 9.0]}, {"r": []}, {"r": []}) == {"r": [9.0, 9.0]}
+    assert merged(tmp_path, {"r": [9.0]}, {"r": [1.0]}, {"r": [1.0]}) == {"r": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("mine", "others"),
+    [
+        (["a"], ["x", "y"]), (["a", "b", "c"], ["x", "y"]), (["a", "b"], []), ([{"n": "a"}], ["x"]),
+        (["a", {"n": "b"}], ["x", "y"]), ([{"n": "a"}, {"n": "b"}], [{"n": "x"}]),
+    ],
+)  # fmt: skip
+def test_a_list_that_has_other_places_is_wholly_the_first_s(
+    tmp_path: Path, mine: list[Any], others: list[Any]
+) -> None:
+    trees: list[Tree] = [{"log": mine, "name": 5}, *[{"log": others, "name": "dqn"}] * 2]
+    assert merged(tmp_path, *trees) == {"log": mine, "name": "dqn"}
+
+
+def test_a_name_of_one_s_own_does_not_keep_the_list(tmp_path: Path) -> None:
+    honest = {"groups": [{"lr": 0.5, "betas": (0.9, 0.99), "foreach": None}]}
+    evil = {"groups": [{"lr": 1e300, "betas": (0.9, 0.99), "mine": 1}]}
+    found = merged(tmp_path, evil, honest, honest)
+    assert found == {"groups": [{"lr": 0.5, "betas": (0.9, 0.99), "mine": 1}]}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
