@@ -27,7 +27,7 @@ from fedavg.checkpoint import (
     open_checkpoint,
 )
 from fedavg.engine import preparing, products
-from fedavg.growing import JSON, departure, family
+from fedavg.growing import JSON, as_floats, departure, family
 from fedavg.inspection import inspect
 from fedavg.policy import Policy, policy_from
 from fedavg.publishing import checkpoint_path, model_path
@@ -124,7 +124,7 @@ def _examine(
         with open_checkpoint(
             checkpoint_path(store, folder, done.files, "checkpoint")
         ) as checkpoint:
-            layout = layout_of(checkpoint)
+            layout = layout_of(checkpoint if model is None else as_floats(model, checkpoint))
             if model is not None:
                 _compare(model, checkpoint, group, on_time)
             most, double = largest_of(group)

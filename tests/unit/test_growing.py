@@ -118,6 +118,22 @@ def test_a_group_goes_on_where_numbers_happen_to_be_whole(store: Store, rule: st
     assert b'"w": [1.0, 2.0]' in text and b'"episode": 2}' in text  # each of its type, as before
 
 
+def test_a_number_may_be_whole_with_one_of_a_round_and_not_with_others(store: Store) -> None:
+    make_group(store, "abc", late="delta", quorum=2)
+    for job in "abc":
+        json_upload(store, job, 1, {"q": [0.5], "loss": 0.25})
+    keep(store)
+    json_upload(store, "a", 2, {"q": [1], "loss": 0})
+    json_upload(store, "b", 2, {"q": [0.5], "loss": 1})
+    keep(store)
+    json_upload(store, "c", 2, {"q": [1], "loss": 1})  # it is late: 0.5 and 0.75 more than before
+    json_upload(store, "a", 3, {"q": [1.75], "loss": 2})
+    keep(store)
+    assert not refusals(store, 2) and not refusals(store, 3)
+    text = store.read(f"{groups.global_dir('g', 4)}/global_weights.json")
+    assert json.loads(text) == {"q": [1.5], "loss": 1.625}
+
+
 def test_a_merge_reads_whole_numbers_as_its_base_has_them(tmp_path: Path) -> None:
     files = {"a": {"q": [1], "n": 0}, "b": {"q": [0.5], "n": 1.5}, "late": {"q": [3], "n": 2}}
     opened = {n: open_checkpoint(written(tmp_path, n, found)) for n, found in files.items()}
