@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ctl import beats, render
-from fsworker.errors import FormatError
-from fsworker.protocol import federation, rounds
+from fsworker.errors import FormatError, StorageError
+from fsworker.protocol import aggregators, federation, rounds
+from fsworker.protocol.aggregators import Sign
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye, View
 from fsworker.protocol.layout import groups
@@ -30,10 +32,22 @@ TROUBLED = ("failed", "stuck")
 
 @dataclass(frozen=True)
 class Aggregator:
-    """The last sign of life of an aggregator; `age` in seconds, None when there was none."""
+    """The last sign of life of an aggregator, None when there was none.
 
-    beat: AggregatorBeat | None = None
-    age: float | None = None
+    Of several, as there may be without locks, that of one who lives.
+    """
+
+    sign: Sign | None = None
+
+    @property
+    def beat(self) -> AggregatorBeat | None:
+        """What it said."""
+        return self.sign.beat if self.sign is not None else None
+
+    @property
+    def age(self) -> float | None:
+        """How long ago, in seconds."""
+        return self.sign.age if self.sign is not None else None
 
     @property
     def words(self) -> str:
@@ -42,15 +56,13 @@ class Aggregator:
             return "no aggregator was ever started: fedavg run --root …"
         who = f"aggregator on {self.beat.host} (pid {self.beat.pid})"
         if self.beat.stopped:
-            return f"{who} was stopped: start it again with fedavg run --root …"
+            return f"{who} has ended: fedavg run --root … starts one again"
         return who if self.alive else f"{who} is silent since {self.age:.0f} s"
 
     @property
     def alive(self) -> bool:
         """Whether it beat lately and did not say that it stopped."""
-        if self.beat is None or self.age is None or self.beat.stopped:
-            return False
-        return self.age <= federation.patience(self.beat)
+        return self.sign is not None and self.sign.alive
 
     @property
     def waits_for(self) -> list[str]:
@@ -191,13 +203,10 @@ class GroupStatus:
 def aggregator(store: Store) -> Aggregator:
     """The aggregator of a run by its last beat."""
     try:
-        data, changed = store.read_with_mtime(groups.AGGREGATOR_BEAT, 1 << 20)
-        path = store.path(groups.AGGREGATOR_BEAT)
-        return Aggregator(
-            AggregatorBeat.from_json(data, path), max(0.0, beats.server_now(store) - changed)
-        )
-    except (OSError, FormatError):
+        signs = aggregators.signs(store, partial(beats.server_now, store))
+    except (StorageError, FormatError):
         return Aggregator()
+    return Aggregator(signs[0] if signs else None)
 
 
 def look(store: Store, group: str, beat: AggregatorBeat | None, last: int) -> GroupStatus:

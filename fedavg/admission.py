@@ -1,8 +1,9 @@
 """Whether an upload may be merged: looked at once, when it arrives, so that a round closes fast.
 
 Every byte is read: the digests must be those of `done.json`, the checkpoint must load without
-running anything, its keys, shapes and types must be those of the model that the round started from,
-and its numbers finite. What fails is refused by name with a reason, and nobody else waits for it.
+running anything, its keys, shapes and types must be those of the model that the round started from
+(in JSON, which tells of the past, lists may have grown: `growing`), and its numbers finite. What
+fails is refused by name with a reason, and nobody else waits for it.
 """
 
 from __future__ import annotations

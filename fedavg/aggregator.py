@@ -19,7 +19,7 @@ from functools import partial
 
 from fedavg.keeper import GroupKeeper, Step
 from fsworker.errors import Busy, FleetError, NotRunning
-from fsworker.protocol import federation, fsfolders, layout
+from fsworker.protocol import aggregators, federation, fsfolders, layout
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import groups
 from fsworker.protocol.locks import lock_of, take
@@ -70,6 +70,7 @@ class Aggregator:
         self._beaten = -BEAT
         self._busy = time.monotonic()
         self._beats = False
+        self._beat_file = aggregators.beat_file(self._incarnation, alone=self.alone)
 
     def groups(self) -> list[str]:
         """The groups that are looked after, by name; also those that are not there yet."""
@@ -126,8 +127,25 @@ class Aggregator:
                 stop.wait(poll * (RARELY if self._is_quiet() else 1))
         self.beat(stopped=True)
 
+    def catch_up(self, most: int) -> None:
+        """Sweep until nothing is merged any more, or `most` times; NotRunning as `run`."""
+        self._beats = True
+        try:
+            for _ in range(most):
+                merged = self.sweep()
+                self.beat()
+                if not merged:
+                    break
+        finally:
+            self.beat(stopped=True)
+
     def beat(self, *, stopped: bool = False) -> None:
-        """Say that this process lives and what it knows, at most every BEAT seconds."""
+        """Say that this process lives and what it knows, at most every BEAT seconds.
+
+        Who never beat does not say either that it stopped: it was standing by, and another beats.
+        """
+        if stopped and not self._seq:
+            return
         if not stopped and time.monotonic() - self._beaten < BEAT:
             return
         self._seq += 1
@@ -136,9 +154,11 @@ class Aggregator:
             socket.gethostname(), os.getpid(), self._incarnation, self._seq, time.time(),
             dict(self.reports), stopped,
         )  # fmt: skip
-        path = groups.AGGREGATOR_BEAT
+        path = self._beat_file
         try:
             self.store.publish(path, beat.to_json(), durable=False)
+            if self._seq == 1:
+                aggregators.forget_ended(self.store, but=path)
         except OSError as error:
             if layout.MANIFEST not in federation.names(self.store, ""):
                 raise NotRunning(f"the run {self.store.root} is gone") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 
-from fsworker.errors import FormatError
+from fsworker.errors import FormatError, StorageError
 from fsworker.protocol import archive, artifacts, federation, fsfolders, rounds
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import groups, jobs
@@ -53,13 +53,18 @@ def retire(store: Store, group: str, newest: int, keep: int, since: int = 0) -> 
 def _note(store: Store, group: str, before: int) -> None:
     """Write down which models go, before they do: a group may be told to keep more later.
 
-    Where there is no room for it they go all the same, for they make room.
+    Where there is no room for it they go all the same, for they make room; so they do where it
+    cannot be read, and the next round writes it down for them.
     """
     path = groups.retired_file(group)
     try:
         found = federation.read_record(store, path, Retired)
-    except FormatError:
+    except FormatError as error:
+        log.warning("%s: writing it anew", error)
         found = None
+    except StorageError as error:
+        log.warning("%s", error)
+        return  # it may say more than is known here, and must not say less then
     if found is None or found.before < before:
         try:
             store.publish(path, Retired(before).to_json())

@@ -49,8 +49,10 @@ def walk(store: Store, group: str, *, recompute: bool = False, threads: int = 2)
         number, model = episode - 1, None
         try:
             kept = eye.old(number) if old else None
-            if kept is None and (model := eye.model(episode)) is None:
-                kept = eye.old(number)  # its records were put together since this began
+            if kept is None:
+                model = eye.model(episode)
+                if model is None or eye.plan(number) is None:
+                    kept = eye.old(number)  # its records were put together since this began
             if kept is not None:
                 model = kept.model
                 wrong = _record(model, kept.plan, previous)
@@ -119,20 +121,19 @@ def _record(model: Global, plan: Plan | None, previous: Global | None) -> str | 
 
 
 def _again(store: Store, eye: GroupEye, model: Global, plan: Plan, threads: int) -> Link:
-    """Compute a round once more, outside of the root, while its uploads are there."""
+    """Compute a round once more, outside of the root, while what it was made of is there."""
     number = plan.round
     try:
         for contributor in plan.contributors:
             publishing.verify_contributor(store, plan.group, contributor)
     except artifacts.Damaged as error:
         return Link(number, "good", f"not recomputed: {error}")
-    with _scratch() as folder:
-        name = publishing.output_name(store, plan)
-        out, state = f"{folder}/model/{name}", f"{folder}/{groups.STATE_STEM}.safetensors"
-        beside = Store(folder)
-        beside.mkdir("model")
-        publishing.compute(store, eye, plan, out, state, trusted=publishing.trust, threads=threads)
-        digest = tree_digest(artifacts.digest_files(beside, "model"))
+    try:
+        digest = _computed(store, eye, plan, threads)
+    except FleetError as error:
+        if _is_past(store, eye, min(c.episode for c in plan.contributors)):
+            return Link(number, "good", f"not recomputed: {error}")  # it went since this began
+        raise
     if digest == model.merge.digest:
         return Link(number, "recomputed")
     return Link(
@@ -140,6 +141,24 @@ def _again(store: Store, eye: GroupEye, model: Global, plan: Plan, threads: int)
         f"computed again it is {digest[:12]}, published is {model.merge.digest[:12]} "
         f"(here: {publishing.versions()}, there: {model.merge.versions})",
     )  # fmt: skip
+
+
+def _computed(store: Store, eye: GroupEye, plan: Plan, threads: int) -> str:
+    """The digest of a plan's model, merged once more."""
+    with _scratch() as folder:
+        name = publishing.output_name(store, plan)
+        out, state = f"{folder}/model/{name}", f"{folder}/{groups.STATE_STEM}.safetensors"
+        beside = Store(folder)
+        beside.mkdir("model")
+        publishing.compute(store, eye, plan, out, state, trusted=publishing.trust, threads=threads)
+        return tree_digest(artifacts.digest_files(beside, "model"))
+
+
+def _is_past(store: Store, eye: GroupEye, episode: int) -> bool:
+    """Whether uploads after an episode, and the model that it started from, go by now."""
+    newest = eye.newest()
+    keep = federation.read_group(store, eye.group).keep_rounds
+    return episode < max(eye.retired(), newest.episode - keep if newest else 0)
 
 
 @contextmanager

@@ -29,9 +29,7 @@ def command(groups: tuple[str, ...], root: str | None, threads: int, as_json: bo
     refuse_absent(store, groups, "nothing was merged")
     with leadership(store) as alone:
         aggregator = Aggregator(store, groups, alone=alone, threads=threads)
-        merged = 0
-        while merged < PASSES and aggregator.sweep():
-            merged += 1
+        aggregator.catch_up(PASSES)
     bad = [g for g, report in aggregator.reports.items() if report.state in ("failed", "stuck")]
     if as_json:
         rows = {group: asdict(report) for group, report in aggregator.reports.items()}

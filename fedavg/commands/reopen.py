@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from fsworker.errors import Busy, NotRunning, Refused
-from fsworker.protocol import federation
-from fsworker.protocol.fsops import Store, storage_error
+from fsworker.protocol import aggregators
+from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import groups
-from fsworker.protocol.records.round import AggregatorBeat
 
 
 @click.command()
@@ -17,9 +18,11 @@ from fsworker.protocol.records.round import AggregatorBeat
 def command(group: str, root: str | None) -> int:
     """Take back the plan of a round that cannot be merged, so that it is closed anew.
 
-    Only a round that is closed and not merged is reopened, and only while no aggregator is at work:
-    stop it first. On a filesystem without locks, one that beat lately counts as at work (exit code
-    10). The plan is kept under a hidden name. Uploads that are damaged are refused then.
+    Only a round that is closed and not merged is reopened, and only while no aggregator is at work,
+    be it `fedavg run` or `fedavg once` (exit code 10): stop it first. On a filesystem without
+    locks, one counts as at work that did not say that it ended and beat within 20 s, or within 15
+    minutes if it was about to read or merge then. The plan is kept under a hidden name. Uploads
+    that are damaged are refused then.
     """
     from fedavg import closing  # lazily: this imports torch
     from fedavg.aggregator import leadership
@@ -41,25 +44,16 @@ def command(group: str, root: str | None) -> int:
 
 
 def _refuse_beside_another(store: Store) -> None:
-    """Busy where no lock can tell and an aggregator's sign of life says that it is at work.
+    """Busy where no lock can tell and a sign of life of any aggregator says that it is at work.
 
     It may be merging the very plan, and would publish a model whose plan is none any more.
     """
-    path = store.path(groups.AGGREGATOR_BEAT)
-    try:
-        data, changed = store.read_with_mtime(groups.AGGREGATOR_BEAT, federation.RECORD_LIMIT)
-        beat = AggregatorBeat.from_json(data, path)
-        age = max(0.0, store.server_time(groups.FEDERATION) - changed)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise storage_error(error, "read", path) from None
-    left = federation.patience(beat) - age
-    if not beat.stopped and left >= 0:
-        raise Busy(
-            f"an aggregator on {beat.host} (pid {beat.pid}) beat {age:.0f} s ago, and "
-            f"{store.root} has no locks: stop it first; one that was killed counts as gone in "
-            f"{left:.0f} s",
-            path=path,
-            host=beat.host,
-        )
+    for sign in aggregators.signs(store, partial(store.server_time, groups.FEDERATION)):
+        if sign.alive:
+            who = f"an aggregator on {sign.beat.host} (pid {sign.beat.pid})"
+            raise Busy(
+                f"{who} beat {sign.age:.0f} s ago, and {store.root} has no locks: stop it first; "
+                f"one that was killed counts as gone in {sign.left:.0f} s",
+                path=store.path(sign.file),
+                host=sign.beat.host,
+            )

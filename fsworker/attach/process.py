@@ -100,9 +100,10 @@ def _vanish(store: Store, member: Member) -> None:
 def _knock(store: Store, options: Options) -> tuple[Member, Manifest, socket.socket]:
     """Join the run, however long that takes. Refused and its like are final."""
     pause, said = FIRST_PAUSE, ""
+    known: dict[str, bytes | None] = {}
     while True:
         try:
-            return _join(store, options)
+            return _join(store, options, known)
         except FINAL:
             raise
         except (OSError, NotRunning, StorageError) as error:
@@ -116,7 +117,10 @@ def _knock(store: Store, options: Options) -> tuple[Member, Manifest, socket.soc
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _join(store: Store, options: Options) -> tuple[Member, Manifest, socket.socket]:
+def _join(
+    store: Store, options: Options, known: dict[str, bytes | None]
+) -> tuple[Member, Manifest, socket.socket]:
+    """One try. `known` holds, by name, the stop intent that the first try found."""
     wish = options.wish
     seen = rootside.look(store)
     entry.check_name(wish, seen.meta)
@@ -127,7 +131,8 @@ def _join(store: Store, options: Options) -> tuple[Member, Manifest, socket.sock
             wish, membership.read_token(store, entry.split(wish.token)[0]), now
         )
     wish = replace(wish, name=entry.spelled(wish, seen.meta, seen.members, token))
-    known = lifefiles.stop_intent(store, wish.name)
+    if wish.name not in known:  # what came since an earlier try is meant for this process
+        known[wish.name] = lifefiles.stop_intent(store, wish.name)
     last = rootside.last_launch(store, wish.name)
     member = entry.join(wish, seen.manifest, seen.meta, seen.members, token, last)
     _check_functions(seen.manifest, options)
@@ -135,7 +140,7 @@ def _join(store: Store, options: Options) -> tuple[Member, Manifest, socket.sock
     lock = rootside.lock(store, seen.manifest.run_id, wish.name)
     try:
         rootside.take_back(store, wish.name, requeued=_requeued())
-        rootside.appear(store, member, known)
+        rootside.appear(store, member, known[wish.name])
     except BaseException:
         lock.close()
         raise

@@ -16,7 +16,6 @@ from fsworker.protocol import artifacts, fsfolders
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.layout import groups, jobs
 from fsworker.protocol.records.round import (
-    AggregatorBeat,
     Group,
     Member,
     Merge,
@@ -30,10 +29,6 @@ R = TypeVar("R")
 RECORD_LIMIT = artifacts.RECORD_LIMIT
 _ABSENT = (FileNotFoundError, NotADirectoryError)
 _FIXED = ("group", "size")
-SILENT, SILENT_AT_WORK = 20.0, 900.0
-"""Seconds without a beat after which an aggregator counts as silent; the second one for one that
-said it would read an upload or merge."""
-AT_WORK = ("reading", "merging")
 
 
 @dataclass(frozen=True)
@@ -76,12 +71,6 @@ def read_bytes(store: Store, rel: str) -> bytes | None:
         if error.errno in (errno.EFBIG, errno.EISDIR):
             raise FormatError(f"{path}: {error.strerror}", path=path) from None
         raise storage_error(error, "read", path) from None
-
-
-def patience(beat: AggregatorBeat) -> float:
-    """For how long an aggregator may keep silent after this beat, in seconds."""
-    at_work = any(report.state in AT_WORK for report in beat.groups.values())
-    return SILENT_AT_WORK if at_work else SILENT
 
 
 def all_groups(store: Store) -> list[str]:

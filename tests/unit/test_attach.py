@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -178,6 +179,50 @@ def test_attaching_ends_with_0_where_it_was_told_to_stop_meanwhile(
     assert process.attach(process.Options(str(tmp_path), Wish("guest", parallel=0))) == 0
     assert "'guest' was told to stop while it attached" in capsys.readouterr().err
     assert membership.read_members(store) == ()
+
+
+@pytest.mark.parametrize("there", [None, b"1\n"])
+def test_a_stop_that_came_during_a_try_that_failed_is_none_that_was_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bytes | None
+) -> None:
+    """It names launch 2, which was killed; this is launch 3, and storage does not answer once."""
+    store = make_run(tmp_path, may_attach=("guest",)).store
+    stop, tries = layout.host_file("guest", "stop"), []
+
+    def told_amid_a_failure(*_: object) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            store.publish(stop, b"2\n")
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+    if there is not None:
+        store.publish(stop, there)
+    monkeypatch.setattr(rootside, "last_launch", lambda *_: 2)
+    monkeypatch.setattr(rootside, "check_silent", told_amid_a_failure)
+    monkeypatch.setattr(process, "FIRST_PAUSE", 0.0)
+    with pytest.raises(rootside.Stopped):
+        process._knock(store, process.Options(str(tmp_path), Wish("guest", parallel=0)))
+    assert len(tries) == 2 and membership.read_members(store) == ()
+
+
+def test_a_stop_of_an_earlier_launch_keeps_nobody_away_who_fails_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_run(tmp_path, may_attach=("guest",)).store
+    store.publish(layout.host_file("guest", "stop"), b"1\n")
+    failures = iter([OSError(errno.ESTALE, "Stale file handle"), None])
+
+    def fails_once(*_: object) -> None:
+        if (error := next(failures)) is not None:
+            raise error
+
+    monkeypatch.setattr(rootside, "last_launch", lambda *_: 1)
+    monkeypatch.setattr(rootside, "check_silent", fails_once)
+    monkeypatch.setattr(process, "FIRST_PAUSE", 0.0)
+    wish = Wish("guest", parallel=0)
+    member, _, lock = process._knock(store, process.Options(str(tmp_path), wish))
+    lock.close()
+    assert member.launch == 2 and [m.host for m in membership.read_members(store)] == ["guest"]
     hostlock.acquire(str(tmp_path), "r1", "guest", 0.0).close()
 
 

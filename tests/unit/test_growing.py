@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from fedavg import strategies
+from fedavg import admission, strategies
 from fedavg.agreement import Unmergeable
 from fedavg.checkpoint import UnsupportedCheckpoint, open_checkpoint
 from fedavg.growing import as_floats, departure
+from fedavg.keeper import GroupKeeper
 from fedavg.merging import Contribution, merge
-from fsworker.protocol import federation
+from fsworker.protocol import artifacts, federation
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import groups
+from fsworker.protocol.rounds import Upload
 from tests.support.rounds import keep, make_group, refusals, saves, upload
 
 pytestmark = pytest.mark.unit
@@ -270,3 +273,67 @@ def test_a_job_that_is_late_and_not_is_judged_twice(store: Store) -> None:
     keep(store)
     merged = json.loads(store.read(f"{groups.global_dir('g', 4)}/global_weights.json"))
     assert merged == {"q": [0.5, 1.5]}
+
+
+@pytest.mark.parametrize(
+    ("rule", "keys", "episode", "fits"),
+    [
+        ("fedavg", {}, 2, True),
+        ("fedavg", {}, 1, False),  # its change is found number by number
+        ("fedavgm", {}, 2, False),  # so is what the rule moves
+        ("fedavg", {"q": "base"}, 2, False),
+        ("fedavg", {"q": "first"}, 1, True),
+        ("fedavgm", {"q": "first"}, 2, True),
+    ],
+)
+def test_what_may_grow_depends_on_what_becomes_of_it(
+    store: Store, rule: str, keys: dict[str, str], episode: int, fits: bool
+) -> None:
+    """The model is that of round 1, from which episode 2 starts: an upload of episode 1 is late."""
+    make_group(store, "abc", quorum=2, late="delta", rule=rule, keys=keys)
+    for job in "ab":
+        json_upload(store, job, 1, {"q": [0.5], "w": 0.5})
+    keep(store)
+    json_upload(store, "c", episode, {"q": [0.5, 1.5], "w": 0.5})
+    done = artifacts.read_done(store, groups.upload_dir("g", episode, "c"))
+    base = federation.read_global(store, "g", 2)
+    group = federation.read_group(store, "g")
+    verdict = admission.examine(store, group, Upload("c", episode, done), base)
+    if fits:
+        assert verdict.problem is None
+    else:
+        assert verdict.problem is not None and verdict.problem.kind == admission.MISSHAPEN
+        assert "q has the shape" in verdict.problem.reason
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_list_that_has_grown_is_judged_by_the_rule_of_now(store: Store, restarted: bool) -> None:
+    """Neither rule minds how large a number is."""
+    make_group(store, "abc", quorum=2, deadline=3600.0, rule="fedavgm")
+    for job in "abc":
+        json_upload(store, job, 1, {"q": [0.5]})
+    keep(store)
+    keeper = GroupKeeper(store, "g")
+    json_upload(store, "a", 2, {"q": [0.5, 9.5]})
+    keeper.step()
+    assert refusals(store, 2) == {"a": "misshapen"}
+    for rule, refused in (("fedavg", {}), ("fedavgm", {"a": "misshapen"})):
+        federation.edit_group(store, "g", rule=rule, options={})
+        if restarted:
+            keeper = GroupKeeper(store, "g")
+        assert keeper.step().report.admitted == (() if refused else ("a",))
+        assert refusals(store, 2) == refused
+
+
+def test_json_has_another_layout_than_tensors_of_the_same_keys_shapes_and_types(
+    tmp_path: Path,
+) -> None:
+    numbers = {"q": torch.tensor([0.5, 1.5], dtype=torch.float64)}
+    torch.save(numbers, tmp_path / "a.pt")
+    save_file(numbers, tmp_path / "b.safetensors")
+    document = written(tmp_path, "c.json", {"q": [0.5, 1.5]})
+    opened = [open_checkpoint(p) for p in (tmp_path / "a.pt", tmp_path / "b.safetensors", document)]
+    rows = {(e.key, e.dtype, e.shape) for one in opened for e in one.entries.values()}
+    assert rows == {("q", "float64", (2,))}
+    torch_layout, safetensors_layout, json_layout = map(admission.layout_of, opened)
+    assert torch_layout == safetensors_layout != json_layout

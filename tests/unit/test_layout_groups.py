@@ -26,6 +26,7 @@ def test_what_is_written_is_read_back(group: str, job: str, number: int) -> None
     assert groups.parse_group_name(groups.group_dir(group).split("/")[2]) == group
     assert jobs.parse_job_name(jobs.job_dir(job).split("/")[2]) == job
     assert jobs.parse_job_name(groups.upload_dir(group, number, job).split("/")[-1]) == job
+    assert groups.parse_unlocked_beat(groups.unlocked_beat(INC).rpartition("/")[2]) == INC
     refusal = groups.refusal_file(group, number, job).rpartition("/")[2]
     assert groups.parse_refusal_name(refusal) == job
     attempt = Attempt(number, INC)
@@ -75,6 +76,13 @@ def test_a_round_has_four_digits_or_those_it_needs(name: str) -> None:
 @pytest.mark.parametrize("name", ["0~x", f"01~{INC}", f"1~{INC.upper()}", f"1.{INC}", INC])
 def test_what_is_no_attempt(name: str) -> None:
     assert jobs.parse_attempt_name(name) is None
+
+
+@pytest.mark.parametrize(
+    "name", [".aggregator.json", f".aggregator~{INC}", f".tmp~1~.aggregator~{INC}.json"]
+)
+def test_what_is_no_beat_of_one_without_a_lock(name: str) -> None:
+    assert groups.parse_unlocked_beat(name) is None
 
 
 @pytest.mark.parametrize("suffix", ["/x", "pt", ".a/b", "..", ".\n"])

@@ -51,6 +51,7 @@ TIMES = {
     "outbox/jobs/j/attempts/1~aaaaaaaaaaaa/model.pt": Times.READ,
     "outbox/federation/g/from_worker/after_ep_0001/j/checkpoint.pt": Times.READ,
     "outbox/federation/.aggregator.json": Times.READ,
+    "outbox/federation/.aggregator~0123456789ab.json": Times.READ,
     "outbox/federation/g/to_worker/before_ep_0002/global_weights.pt": Times.READ,
     "dead/x": Times.BOTH,
     "dead/x.reason.json": Times.READ,

@@ -10,7 +10,7 @@ import pytest
 from fedavg.keeper import GroupKeeper
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
-from tests.support.rounds import make_group, model, upload
+from tests.support.rounds import make_group, model, refusals, upload
 
 pytestmark = pytest.mark.unit
 
@@ -43,3 +43,25 @@ def test_fedbuff_weighs_a_change_by_the_rounds_that_it_is_late(tmp_path: Path) -
     ]  # fmt: skip
     expected = 4.25 + 0.5 * (1.0 + 6.0 / math.sqrt(1 + 2)) / 2
     assert value(store, 5) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_newer_late_upload_counts_though_an_older_one_has(tmp_path: Path) -> None:
+    """c is always one round behind."""
+    (tmp_path / "root").mkdir(mode=0o700)
+    store = Store(tmp_path / "root")
+    make_group(store, "abc", quorum=2, late="delta", keep_rounds=3)
+    for job in "abc":
+        upload(store, "g", job, 1, 1.0)
+    assert GroupKeeper(store, "g", threads=1).step().merged
+    counted = []
+    for episode in (2, 3, 4):
+        if episode > 2:
+            upload(store, "g", "c", episode - 1, 1.0)
+        for job in "ab":
+            upload(store, "g", job, episode, 1.0)
+        assert GroupKeeper(store, "g", threads=1).step().merged
+        plan = GroupEye(store, "g").plan(episode)
+        assert plan is not None
+        counted.append([c.episode for c in plan.contributors if c.job == "c"])
+    assert counted == [[], [2], [3]]
+    assert refusals(store, 2) == refusals(store, 3) == {}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedavg import admission, publishing
+from fedavg.judging import Judge
 from fedavg.keeper import GroupKeeper
 from fsworker.protocol import federation
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
 from fsworker.protocol.records.round import Refusal
+from fsworker.protocol.rounds import Problem
 from tests.support.rounds import make_group, model, upload
 
 pytestmark = pytest.mark.unit
@@ -86,6 +90,43 @@ def test_what_becomes_of_a_key_is_one_of_the_terms(store: Store) -> None:
     assert keeper.step().report.admitted == ("a",) and refused(store) == {}
     federation.edit_group(store, "g", keys={})
     assert keeper.step().report.admitted == () and refused(store) == {"a": "not finite"}
+
+
+def factors(path: str) -> None:
+    """What a low-rank adapter is saved as."""
+    torch.save({"l.lora_A.weight": torch.ones(2, 6), "l.lora_B.weight": torch.ones(5, 2)}, path)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_not_all_rules_merge_products(store: Store, restarted: bool) -> None:
+    make_group(store, "ab", rule="median", lora="product")
+    keeper = GroupKeeper(store, "g")
+    upload(store, "g", "a", 1, factors)
+    keeper.step()
+    assert refused(store, 1) == {"a": "misshapen"}
+    for rule, kinds in (("fedavg", {}), ("median", {"a": "misshapen"})):
+        federation.edit_group(store, "g", rule=rule)
+        if restarted:
+            keeper = GroupKeeper(store, "g")
+        assert keeper.step().report.admitted == (() if kinds else ("a",))
+        assert refused(store, 1) == kinds
+
+
+def test_what_the_merge_finds_is_found_by_the_terms_of_then(store: Store) -> None:
+    """Numbers that are not finite; bytes that are damaged are so by any terms."""
+    after_one_round(store, rule="fedadam")
+    upload(store, "g", "a", 2, LARGE / 1e20)
+    view = GroupEye(store, "g").look()
+    (seen,) = view.uploads
+    other = replace(view, group=replace(view.group, rule="fedavg", options={}))
+    judge = Judge(store, "g", lambda report: None)
+    for kind, holds in ((admission.NOT_FINITE, False), ("damaged", True)):
+        assert judge.judged(view, seen).problem is None
+        found = judge.overrule(view.group, seen, Problem(kind, "as the merge says"))
+        assert judge.judged(view, seen).problem == found
+        assert not admission.outdated(found, view.group)
+        assert admission.outdated(found, other.group) is not holds
+        judge.judged(other, seen)  # read again
 
 
 def test_nothing_is_read_again_by_terms_that_make_no_difference(

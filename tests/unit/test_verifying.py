@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import fedavg.cli
-from fedavg import verifying
+from fedavg import publishing, verifying
 from fedavg.keeper import GroupKeeper
 from fsworker.errors import StorageError
-from fsworker.protocol import artifacts, federation
+from fsworker.protocol import archive, artifacts, federation
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
@@ -84,6 +84,57 @@ def test_what_is_removed_amid_the_walk_or_half_is_retired(
     assert found(store) == ["retired"] * 2 + ["good"] * 2
 
 
+def merge_another(store: Store, keeper: GroupKeeper, episode: int) -> None:
+    for job in "ab":
+        upload(store, "g", job, episode, float(episode))
+    assert keeper.step().merged
+    keeper.step()
+
+
+def test_what_a_round_was_made_of_may_go_while_it_is_computed_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base goes with the uploads, which were there when this was looked at."""
+    keeper = merged(store, 2, keep_rounds=1)
+    real = publishing.compute
+
+    def raced(*args: Any, **how: Any) -> Any:
+        monkeypatch.setattr(publishing, "compute", real)
+        merge_another(store, keeper, 3)
+        return real(*args, **how)
+
+    monkeypatch.setattr(publishing, "compute", raced)
+    first, second = list(verifying.walk(store, "g", recompute=True))
+    assert publishing.compute is real, "it was raced"
+    assert (first.found, second.found) == ("good", "good")
+    base = store.path(groups.global_dir("g", 2))
+    assert second.why == f"not recomputed: {base}/global_weights.pt is missing"
+
+
+def test_a_base_that_is_lost_and_not_retired_is_no_race(store: Store) -> None:
+    merged(store, 2, keep_rounds=3)
+    os.unlink(store.path(groups.global_dir("g", 2) + "/global_weights.pt"))
+    assert found(store, recompute=True) == ["broken", "broken"]
+
+
+def test_records_that_are_put_together_amid_a_look_are_found(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The merge record was read from its folder, and the plan is not in one any more."""
+    monkeypatch.setattr(archive, "SPAN", 3)
+    keeper = merged(store, 4, keep_rounds=1)
+    real = GroupEye.plan
+
+    def raced(self: GroupEye, number: int) -> Any:
+        monkeypatch.setattr(GroupEye, "plan", real)
+        merge_another(store, keeper, 5)
+        return real(self, number)
+
+    monkeypatch.setattr(GroupEye, "plan", raced)
+    assert found(store) == ["retired"] * 3 + ["good"]
+    assert archive.archived(store, "g") == [1]
+
+
 def test_the_record_of_what_was_retired_only_grows(store: Store) -> None:
     keeper = merged(store, 3, keep_rounds=1)
     assert GroupEye(store, "g").retired() == 3
@@ -108,6 +159,30 @@ def test_no_room_for_the_record_keeps_nothing_from_being_removed(
     monkeypatch.setattr(store, "publish", full)
     merged(store, 3, keep_rounds=1)
     assert found(store) == ["retired", "good", "good"]
+
+
+@pytest.mark.parametrize("garbled", [True, False])
+def test_a_record_of_what_was_retired_that_cannot_be_read_stops_no_round(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, garbled: bool
+) -> None:
+    path = groups.retired_file("g")
+    keeper = merged(store, 3, keep_rounds=1)
+    store.publish(path, b"{" if garbled else Retired(9).to_json())
+    real = store.read
+
+    def fails(rel: str, *args: Any) -> bytes:
+        if rel == path and not garbled:
+            raise OSError(5, "Input/output error")
+        return real(rel, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "read", fails)
+        merge_another(store, keeper, 4)
+    assert store.scan(groups.global_dir("g", 3)) == ["merge.json"], "it went all the same"
+    said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(said) == 1 and store.path(path) in said[0]
+    # What is garbled tells nobody anything; what could not be read may say more than is known.
+    assert GroupEye(store, "g").retired() == (4 if garbled else 9)
 
 
 # -- what cannot be told

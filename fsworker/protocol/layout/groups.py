@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from fsworker.protocol.layout.jobs import FOUR, after_name, before_name, four
-from fsworker.protocol.layout.names import CTL, NAME, OUTBOX, decode, encode
+from fsworker.protocol.layout.names import CTL, INC, NAME, OUTBOX, decode, encode
 
 FEDERATION = OUTBOX + "/federation"
 GROUP_FILE, PLAN_FILE, TIMES_FILE, MERGE_FILE = (
@@ -28,7 +28,19 @@ AGGREGATOR_LOG = AGGREGATOR_FOLDER + "/log"
 AGGREGATOR_LOCK = FEDERATION + "/.aggregator.lock"
 AGGREGATOR_BEAT = FEDERATION + "/.aggregator.json"
 
+_UNLOCKED_BEAT = re.compile(rf"\.aggregator~(?P<incarnation>{INC})\.json")
 _REASON = re.compile(rf"(?P<job>{NAME})\.json")
+
+
+def unlocked_beat(incarnation: str) -> str:
+    """The sign of life of an aggregator that went on without a lock."""
+    return f"{FEDERATION}/.aggregator~{incarnation}.json"
+
+
+def parse_unlocked_beat(name: str) -> str | None:
+    """The incarnation of the aggregator without a lock whose sign of life a file is."""
+    m = _UNLOCKED_BEAT.fullmatch(name)
+    return m["incarnation"] if m else None
 
 
 def group_dir(group: str) -> str:

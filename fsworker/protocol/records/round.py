@@ -275,6 +275,8 @@ class GroupReport:
 class AggregatorBeat(_Record):
     """An aggregator's sign of life; `outbox/federation/.aggregator.json`. `seq` grows.
 
+    Of one without a lock `.aggregator~<incarnation>.json`.
+
     `beat_at` (epoch seconds by its own clock) is for people: nothing is decided by it.
     """
 
