@@ -6,7 +6,7 @@ from functools import partial
 
 import click
 
-from fsworker.errors import Busy, NotRunning, Refused
+from fsworker.errors import Busy, FormatError, NotRunning, Refused
 from fsworker.protocol import aggregators
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import groups
@@ -18,8 +18,8 @@ from fsworker.protocol.layout import groups
 def command(group: str, root: str | None) -> int:
     """Take back the plan of a round that cannot be merged, so that it is closed anew.
 
-    Only a round that is closed and not merged is reopened, and only while no aggregator is at work,
-    be it `fedavg run` or `fedavg once` (exit code 10): stop it first. On a filesystem without
+    Or whose plan is damaged. Only a round that is closed and not merged is reopened, and only while
+    no aggregator is at work, be it `fedavg run` or `fedavg once` (exit code 10): stop it first. On a filesystem without
     locks, one counts as at work that did not say that it ended and beat within 20 s, or within 15
     minutes if it was about to read or merge then. The plan is kept under a hidden name. Uploads
     that are damaged are refused then.
@@ -27,20 +27,35 @@ def command(group: str, root: str | None) -> int:
     from fedavg import closing  # lazily: this imports torch
     from fedavg.aggregator import leadership
     from fedavg.roots import open_root
-    from fsworker.protocol.groupview import GroupEye
 
     store = open_root(root)
     with leadership(store) as alone:
         if not alone:
             _refuse_beside_another(store)
-        view = GroupEye(store, group).look()
-        if view.plan is None:
-            if view.finished:
-                raise Refused(f"group {group!r} has had its last round")
-            raise NotRunning(f"round {view.round} of group {group!r} is open: nothing to take back")
-        kept = closing.reopen(store, group, view.round)
-    print(f"round {view.round} of {group} is open again; its plan is kept as {kept}")
+        number = _closed_round(store, group)
+        kept = closing.reopen(store, group, number)
+    print(f"round {number} of {group} is open again; its plan is kept as {kept}")
     return 0
+
+
+def _closed_round(store: Store, group: str) -> int:
+    """The round that is closed and has no model, also where its plan is damaged."""
+    from fsworker.protocol.groupview import GroupEye
+
+    eye = GroupEye(store, group)
+    try:
+        view = eye.look()
+    except FormatError as error:
+        newest = eye.newest()
+        number = newest.episode if newest is not None else 1
+        if error.path != store.path(f"{groups.round_dir(group, number)}/{groups.PLAN_FILE}"):
+            raise
+        return number
+    if view.plan is None:
+        if view.finished:
+            raise Refused(f"group {group!r} has had its last round")
+        raise NotRunning(f"round {view.round} of group {group!r} is open: nothing to take back")
+    return view.round
 
 
 def _refuse_beside_another(store: Store) -> None:

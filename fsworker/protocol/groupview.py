@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from fsworker.errors import FleetError, StorageError
+from fsworker.errors import FleetError, FormatError, StorageError
 from fsworker.protocol import archive, artifacts, federation, rounds
 from fsworker.protocol.archive import Old
 from fsworker.protocol.artifacts import Damaged, Done
@@ -90,7 +90,7 @@ class GroupEye:
         number = base.episode if base is not None else 1
         members = self._known_members()
         finished = group.episodes is not None and number > group.episodes
-        plan = None if finished else self.plan(number)
+        plan = None if finished else self._open_plan(number)
         uploads: tuple[Upload, ...] = ()
         first: float | None = None
         if plan is None and not finished:
@@ -133,6 +133,13 @@ class GroupEye:
                 return None
             self._plans[number] = plan
         return self._plans[number]
+
+    def _open_plan(self, number: int) -> Plan | None:
+        try:
+            return self.plan(number)
+        except FormatError as error:
+            words = f"{error}; fedavg reopen {self.group} closes round {number} anew"
+            raise FormatError(words, path=error.path) from None
 
     def forget_plan(self, number: int) -> None:
         """Read the plan of a round again, which was taken back."""

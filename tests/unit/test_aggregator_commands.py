@@ -24,7 +24,7 @@ from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import groups
 from fsworker.protocol.records.round import Group, GroupReport
 from tests.support.roots import make_root
-from tests.support.rounds import make_group, upload
+from tests.support.rounds import killed_between_plan_and_model, make_group, upload
 
 pytestmark = pytest.mark.unit
 
@@ -352,6 +352,23 @@ def test_a_group_is_made_on_its_own_terms(store: Store) -> None:
 
 
 # -- reopen
+
+
+def test_a_round_whose_plan_is_damaged_is_closed_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed_between_plan_and_model(store, monkeypatch)
+    store.put(f"{groups.round_dir('g', 1)}/plan.json", bytes(100))
+    assert fedavg.cli.main(["once"]) == 1
+    assert "fedavg reopen g closes round 1 anew" in capsys.readouterr().out
+    assert fedavg.cli.main(["reopen", "g"]) == 0
+    assert fedavg.cli.main(["once"]) == 0 and fedavg.cli.main(["verify", "g"]) == 0
+
+
+def test_what_else_is_damaged_takes_no_plan_back(store: Store) -> None:
+    make_group(store, "ab")
+    store.put(groups.group_file("g"), b"null")
+    assert fedavg.cli.main(["reopen", "g"]) == 8
 
 
 def test_a_round_whose_uploads_are_lost_is_closed_anew(
