@@ -19,10 +19,10 @@ def command(group: str, root: str | None) -> int:
     """Take back the plan of a round that cannot be merged, so that it is closed anew.
 
     Or whose plan is damaged. Only a round that is closed and not merged is reopened, and only while
-    no aggregator is at work, be it `fedavg run` or `fedavg once` (exit code 10): stop it first. On a filesystem without
-    locks, one counts as at work that did not say that it ended and beat within 20 s, or within 15
-    minutes if it was about to read or merge then. The plan is kept under a hidden name. Uploads
-    that are damaged are refused then.
+    no aggregator is at work, be it `fedavg run` or `fedavg once` (exit code 10): stop it first. On
+    a filesystem without locks, one counts as at work that did not say that it ended and beat within
+    20 s, or within 15 minutes if it was about to read or merge then. The plan is kept under a
+    hidden name. Uploads that are damaged are refused then.
     """
     from fedavg import closing  # lazily: this imports torch
     from fedavg.aggregator import leadership
