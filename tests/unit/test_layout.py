@@ -110,7 +110,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("part", OTHERS.values(), ids=OTHERS)
 def test_who_reads_names_passes_over_what_encode_never_writes(part: str) -> None:
-    with pytest.raises(ValueError, match="encoded name|is the limit"):
+    with pytest.raises(ValueError, match=r"encoded name|is the limit"):
         layout.decode(part)
     assert layout.parse_owner(f"{part}~{INC}") is None
     assert layout.parse_status_name(f"{part}.json") is None
