@@ -89,7 +89,7 @@ def check_name(group: str) -> str:
     try:
         groups.group_dir(group)
     except ValueError as error:
-        raise UsageError(f"{group!r:.80} cannot be the id of a group: {error}") from None
+        raise UsageError(f"no group can have that id: {error}") from None
     return group
 
 

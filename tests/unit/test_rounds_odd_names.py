@@ -173,7 +173,7 @@ def test_what_cannot_be_a_group_is_told_by_every_command(
     ):
         assert main(argv) == 2, argv
         told = capsys.readouterr().err
-        assert "cannot be the id of a group: " in told and told.count("\n") == 1
+        assert ": no group can have that id: " in told and told.count("\n") == 1
     assert federation.all_groups(store) == []
 
 
