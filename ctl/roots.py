@@ -24,6 +24,7 @@ from fsworker.errors import (
     Refused,
     UnknownState,
     UsageError,
+    spelt,
 )
 from fsworker.protocol import layout
 from fsworker.protocol.fsops import Store
@@ -94,6 +95,8 @@ def run_root(base: str, experiment: str | None, trial: str | None, run_id: str) 
     if bool(experiment) != bool(trial):
         raise UsageError("--experiment and --trial go together: give both or neither")
     base = check_root_text(base)
+    if spelt(base) != base:  # the run's own records could not name it
+        raise Refused(f"the root {base!r} is no UTF-8: name another folder", path=base)
     if not experiment or not trial or os.path.basename(base) == run_id:
         return base
     parts = (check_part(experiment, "--experiment"), check_part(trial, "--trial"))

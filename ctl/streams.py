@@ -142,7 +142,7 @@ def write(store: Store, stream: str, record: Submission | Sent | Taken) -> None:
 
 
 def names(store: Store) -> list[str]:
-    """The streams that tasks were submitted to by `ctl submit`."""
+    """The streams that tasks were submitted to by `ctl submit`; other files are passed over."""
     try:
         found = store.scan(FOLDER)
     except FileNotFoundError:
@@ -150,7 +150,14 @@ def names(store: Store) -> list[str]:
     except OSError as error:
         raise storage_error(error, "list", store.path(FOLDER)) from None
     stems = (name.removesuffix(".json") for name in found if name.endswith(".json"))
-    return sorted(layout.decode(stem) for stem in stems if "." not in stem)
+    return sorted(filter(None, map(_stream, stems)))
+
+
+def _stream(stem: str) -> str | None:
+    try:
+        return layout.decode(stem)
+    except ValueError:
+        return None
 
 
 def check_name(stream: str) -> str:

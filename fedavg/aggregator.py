@@ -118,9 +118,10 @@ class Aggregator:
                 self.beat()
             except NotRunning:
                 raise
-            except FleetError as error:  # the root itself does not answer
-                self._tell("", str(error))
+            except Exception as error:  # the root itself does not answer; no group ends the others
                 merged = False
+                self._tell("", str(error) if isinstance(error, FleetError) else _unexpected(error))
+                log.debug("where it failed", exc_info=True)
             if until_finished and self.finished:
                 break
             if not merged:
@@ -188,8 +189,7 @@ class Aggregator:
             return None
         except Exception as error:
             log.exception("group %s", group)
-            words = f"group {group!r}: unexpected {type(error).__name__}: {error}"
-            self._failed(group, FleetError(words))
+            self._failed(group, FleetError(f"group {group!r}: {_unexpected(error)}"))
             return None
         self._trouble.pop(group, None)
         self.errors.pop(group, None)
@@ -226,6 +226,10 @@ class Aggregator:
         if self._told.get(group) != words:
             self._told[group] = words
             log.info("%s%s", f"{group}: " if group else "", words)
+
+
+def _unexpected(error: Exception) -> str:
+    return f"unexpected {type(error).__name__}: {error}"
 
 
 def absent(store: Store, named: Sequence[str]) -> list[str]:

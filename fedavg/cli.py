@@ -8,6 +8,7 @@ exit code (None is 0) and raises FleetError for what a user can understand.
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import logging
 import os
@@ -79,6 +80,9 @@ def main(argv: list[str] | None = None) -> int:
     args = sys.argv[1:] if argv is None else argv
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     _interrupt_on_term()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name is no reason to fail
     try:
         with cli.make_context("fedavg", list(args)) as ctx:
             result = cli.invoke(ctx)

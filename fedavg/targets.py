@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from fsworker import identity, procfs
-from fsworker.errors import Refused, StorageError, UsageError
+from fsworker.errors import Refused, StorageError, UsageError, spelt
 from fsworker.protocol import fsfolders
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.records.run import Identity
@@ -80,8 +80,9 @@ def named(targets: Sequence[Target]) -> Iterator[None]:
         yield
     except StorageError as error:
         for target in targets:
-            if target.temporary in str(error):
-                words = str(error).replace(target.temporary, target.path)
+            hidden = spelt(target.temporary)  # as errors tell a name that is no UTF-8
+            if hidden in str(error):
+                words = str(error).replace(hidden, target.path)
                 raise StorageError(words, path=target.path) from error
         raise
 

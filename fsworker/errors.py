@@ -8,6 +8,14 @@ codes stands in `docs/exit-codes.md`.
 from __future__ import annotations
 
 
+def spelt(text: str) -> str:
+    """`text` with each lone surrogate spelt out (`\\udcff`), so that any file can hold it.
+
+    They come from file names that are no UTF-8 and from JSON's escapes, and no encoding has them.
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class FleetError(Exception):
     """A failure that is told in one sentence and ends a command with `exit_code`.
 
@@ -24,7 +32,7 @@ class FleetError(Exception):
         host: str | None = None,
         action: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(spelt(message))  # it may become a record's reason, or a line of a log
         self.path = path
         self.host = host
         self.action = action

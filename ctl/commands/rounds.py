@@ -80,7 +80,7 @@ def _rounds(
         federation.create_group(run.store, Group(names[0], size))
     if changes:
         federation.edit_group(run.store, names[0], **changes)
-        session.say(f"{names[0]}: changed {', '.join(sorted(changes))}")
+        session.say(render.clean(f"{names[0]}: changed {', '.join(sorted(changes))}"))
     who = groupstatus.aggregator(run.store)
     found, broken = [], {}
     for name in names or federation.all_groups(run.store):
@@ -146,29 +146,34 @@ def _terms(group: Any) -> str:
 def _show(
     session: Session, who: Aggregator, found: list[GroupStatus], broken: dict[str, str]
 ) -> None:
-    session.say(who.words)
+    def say(words: str) -> None:
+        session.say(render.clean(words))
+
+    say(who.words)
     for name in who.waits_for:
-        session.say(f"it waits for a group {name!r}, which is not there")
+        say(f"it waits for a group {name!r}, which is not there")
     for status in found:
         group = status.view.group
-        session.say(f"\n{group.group}: rule {group.rule}, {_terms(group)}")
+        say("")
+        say(f"{group.group}: rule {group.rule}, {_terms(group)}")
         of = f" of {group.episodes}" if group.episodes else ""
         why = status.why if status.state not in ("finished", "merging") else ""
-        session.say(f"round {status.view.round}{of}: {status.state}{': ' if why else ''}{why}")
+        say(f"round {status.view.round}{of}: {status.state}{': ' if why else ''}{why}")
         if status.told and status.told != why:
-            session.say(f"the aggregator says: {status.told}")
+            say(f"the aggregator says: {status.told}")
         if status.state not in ("finished", "merging", "idle"):
             rows = [(p.job, p.state, p.reason) for p in status.participants()]
             render.table(("job", "state", "reason"), rows)
         if status.closed:
-            session.say("")
+            say("")
             render.table(
                 ("round", "in", "not in", "waited", "merged"), list(map(_row, status.closed))
             )
     for name, words in broken.items():
-        session.say(f"\n{name}: {words}")
+        say("")
+        say(f"{name}: {words}")
     if not found and not broken:
-        session.say("there are no groups")
+        say("there are no groups")
 
 
 def _row(closed: groupstatus.Closed) -> tuple[object, ...]:

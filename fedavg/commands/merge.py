@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from contextlib import ExitStack
@@ -80,7 +81,7 @@ def _merge(
     if of.kind.state and state_out is None:
         raise UsageError(f"{of.name} keeps an optimiser state: say where with --state-out")
     counts = _numbers("--weights", weights, len(files)) or [None] * len(files)
-    ages = _numbers("--staleness", staleness, len(files)) or [0] * len(files)
+    ages = _ages(files, staleness)
     if state_out is not None and os.path.realpath(state_out) == os.path.realpath(out):
         raise UsageError(f"{out}: -o and --state-out name one file, and need two", path=out)
     given = [path for path in (state_out, out) if path is not None]
@@ -160,6 +161,14 @@ def _numbers(option: str, text: str | None, count: int) -> list[Any] | None:
     return found
 
 
+def _ages(files: tuple[str, ...], staleness: str | None) -> list[Any]:
+    ages = _numbers("--staleness", staleness, len(files)) or [0] * len(files)
+    for path, age in zip(files, ages, strict=True):
+        if not math.isfinite(age):  # weights are looked at with those of groups, ages are made here
+            raise UsageError(f"{path}: a staleness of {age} rounds is none")
+    return ages
+
+
 def _tell(
     out: str, rule: str, names: list[str], merged: Merged, state: str | None, as_json: bool
 ) -> None:
@@ -171,11 +180,14 @@ def _tell(
         }  # fmt: skip
         print(json.dumps(document, indent=1))
         return
+    from fedavg.formats.errors import shown
+
     for name in sorted(names):
         share = merged.weights.get(name)
         score = f"  score {merged.scores[name]:.6g}" if name in merged.scores else ""
-        print(f"{name}: " + ("takes no part" if share is None else f"{share:.2%}") + score)
-    print(f"{out}: merged by {rule}, sha256 {merged.digest}")
+        part = "takes no part" if share is None else f"{share:.2%}"
+        print(shown(f"{name}: {part}{score}"))
+    print(shown(f"{out}: merged by {rule}, sha256 {merged.digest}"))
     if merged.state_digest:
-        print(f"{state}: optimiser state, sha256 {merged.state_digest}")
+        print(shown(f"{state}: optimiser state, sha256 {merged.state_digest}"))
     sys.stdout.flush()

@@ -23,6 +23,7 @@ def command(groups: tuple[str, ...], root: str | None, threads: int, as_json: bo
     work.
     """
     from fedavg.aggregator import Aggregator, leadership, refuse_absent  # lazily: imports torch
+    from fedavg.formats.errors import shown
     from fedavg.roots import open_root
 
     store = open_root(root)
@@ -36,7 +37,7 @@ def command(groups: tuple[str, ...], root: str | None, threads: int, as_json: bo
         print(json.dumps({"root": store.root, "groups": rows, "exit_code": int(bool(bad))}))
         return int(bool(bad))
     for group, report in sorted(aggregator.reports.items()):
-        print(f"{group}: round {report.round}: {report.state}: {report.why}")
+        print(shown(f"{group}: round {report.round}: {report.state}: {report.why}"))
     if not aggregator.reports:
         print("there are no groups")
     return int(bool(bad))

@@ -39,10 +39,13 @@ def command(
     of the round before if that round had the same rule, else it starts anew.
     """
     from fedavg import publishing  # lazily: this imports torch
+    from fedavg.formats.errors import shown
     from fedavg.roots import open_root
+    from fsworker.protocol import federation
     from fsworker.protocol.groupview import GroupEye
 
     store = open_root(root)
+    federation.check_name(group)
     if state_out is not None and os.path.realpath(state_out) == os.path.realpath(out):
         raise UsageError(f"{out}: -o and --state-out name one file, and need two", path=out)
     model, state = Target(out), Target(out if state_out is None else state_out)
@@ -51,6 +54,8 @@ def command(
     if plan is None:
         raise NotRunning(f"round {number} of {group!r} is not closed, or there is no such group")
     plan = _under(eye, plan, rule, params)
+    if state_out is not None:
+        _refuse_stateless(plan)
     model.sweep()
     with named([model, state]):
         publishing.compute(store, eye, plan, model.temporary, state.temporary, threads=threads)
@@ -64,8 +69,16 @@ def command(
         told = {"out": out, "rule": plan.rule, "options": plan.options, "jobs": jobs}
         print(json.dumps({**told, "exit_code": 0}))
     else:
-        print(f"{out}: round {number} of {group} by {plan.rule}, of {', '.join(jobs)}")
+        words = f"{out}: round {number} of {group} by {plan.rule}, of {', '.join(jobs)}"
+        print(shown(words))
     return 0
+
+
+def _refuse_stateless(plan: Plan) -> None:
+    from fedavg import strategies
+
+    if not strategies.rule(plan.rule, plan.options).kind.state:
+        raise UsageError(f"--state-out: {plan.rule} keeps no optimiser state: leave it out")
 
 
 def _under(eye: GroupEye, plan: Plan, name: str | None, params: tuple[str, ...]) -> Plan:

@@ -34,9 +34,12 @@ def command(
     """
     from fedavg.aggregator import Aggregator, leadership, refuse_absent  # lazily: imports torch
     from fedavg.roots import open_root
+    from fsworker.protocol import federation
 
     logging.getLogger("fedavg").setLevel(min(logging.INFO, logging.getLogger().level))
     store, stop = open_root(root), threading.Event()
+    for group in groups:
+        federation.check_name(group)  # one that cannot be would be waited for for ever
     if until_finished:
         refuse_absent(store, groups, "submit its jobs first, or leave out --until-finished")
     aggregator = None

@@ -25,6 +25,7 @@ def command(group: str, root: str | None, recompute: bool, threads: int, as_json
     be read, or there is no room in TMPDIR to compute a model again.
     """
     from fedavg import verifying  # lazily: this imports torch
+    from fedavg.formats.errors import shown
     from fedavg.roots import open_root
     from fsworker.protocol import federation
 
@@ -34,7 +35,8 @@ def command(group: str, root: str | None, recompute: bool, threads: int, as_json
     for link in verifying.walk(store, group, recompute=recompute, threads=threads):
         links.append(link)
         if not as_json:  # at once: what is found stays said, whatever comes later
-            print(f"round {link.round}: {link.found}" + (f": {link.why}" if link.why else ""))
+            why = f": {link.why}" if link.why else ""
+            print(shown(f"round {link.round}: {link.found}{why}"))
     broken = [link for link in links if link.found == "broken"]
     code = FormatError.exit_code if broken else 0
     if as_json:
@@ -42,7 +44,7 @@ def command(group: str, root: str | None, recompute: bool, threads: int, as_json
         print(json.dumps({"group": group, "rounds": rows, "exit_code": code}))
         return code
     if not links:
-        print(f"{group} has no merged round yet")
+        print(shown(f"{group} has no merged round yet"))
     if broken:
         raise FormatError(f"{len(broken)} of {len(links)} rounds of {group!r} are broken")
     return code

@@ -20,6 +20,7 @@ from fedavg.formats.jsontext import parse
 from fedavg.formats.places import Place, read_place
 from fedavg.formats.source import Source
 from fedavg.formats.strided import row_major
+from fsworker.errors import spelt
 
 METADATA = "__metadata__"
 MAX_HEADER = 64 << 20
@@ -91,7 +92,9 @@ def _header(source: Source, *, limited: bool = True) -> _Header:
     found = parse(source.read(LENGTH, length), "its header", source.path, **limits)
     metadata = found.pop(METADATA, None)
     if metadata is not None and not _is_metadata(metadata):
-        raise DamagedCheckpoint(source.path, f"{METADATA} of its header holds more than strings")
+        raise DamagedCheckpoint(
+            source.path, f"{METADATA} of its header holds more than strings that can be written"
+        )
     for name, fields in found.items():
         _check_fields(name, fields, source.path)
     tensors = sorted(found.items(), key=lambda item: item[1]["data_offsets"])
@@ -108,8 +111,13 @@ def _header(source: Source, *, limited: bool = True) -> _Header:
     return _Header(tensors, metadata, begin)
 
 
-def _is_metadata(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+def _is_metadata(value: object) -> TypeGuard[dict[str, str]]:
+    return isinstance(value, dict) and all(map(_is_text, (*value, *value.values())))
+
+
+def _is_text(value: object) -> bool:
+    """Whether it can be written again: JSON's escapes can name lone surrogates, UTF-8 cannot."""
+    return isinstance(value, str) and spelt(value) == value
 
 
 def _check_fields(name: str, fields: object, path: str) -> None:
@@ -152,7 +160,7 @@ def _lay_out(
             for name, value in header.metadata.items()
         }
         if not _is_metadata(fields[METADATA]):
-            raise TypeError("metadata of safetensors are strings")
+            raise TypeError("metadata of safetensors are strings that can be written")
     fields.update(header.tensors)
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     text += b" " * (-len(text) % LENGTH)

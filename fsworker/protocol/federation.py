@@ -73,6 +73,15 @@ def read_bytes(store: Store, rel: str) -> bytes | None:
         raise storage_error(error, "read", path) from None
 
 
+def check_name(group: str) -> str:
+    """`group`, when it can be the id of one. UsageError says why not."""
+    try:
+        groups.group_dir(group)
+    except ValueError as error:
+        raise UsageError(f"no group can have that id: {error}") from None
+    return group
+
+
 def all_groups(store: Store) -> list[str]:
     """The ids of all groups of a run."""
     found = (groups.parse_group_name(name) for name in names(store, groups.FEDERATION))
@@ -83,16 +92,15 @@ def create_group(store: Store, record: Group) -> Group:
     """Make a group, or adopt the one that has the id: what it is now. UsageError for none.
 
     Refused when the group that is there has another size. One that does not know its last episode
-    learns it.
+    learns it. StorageError, and nothing is left, where there is no room.
     """
+    check_name(record.group)
     if (problem := record.problem() or terms_problem(record)) is not None:
         raise UsageError(f"group {record.group!r:.80} cannot be made: {problem}")
     there = read_record(store, groups.group_file(record.group), Group)
     if there is None:
         target = groups.group_dir(record.group)
-        prepared = artifacts.prepare(store, target)
-        store.put(f"{prepared}/{groups.GROUP_FILE}", record.to_json())
-        if artifacts.publish(store, prepared, target):
+        if _publish_with(store, target, groups.GROUP_FILE, record.to_json()):
             return record
         there = read_group(store, record.group)
     if there.size != record.size:
@@ -105,9 +113,23 @@ def create_group(store: Store, record: Group) -> Group:
     return there
 
 
+def _publish_with(store: Store, target: str, name: str, data: bytes) -> bool:
+    """Publish a folder with one file in it. False when it was there; StorageError, nothing left."""
+    prepared = artifacts.prepare(store, target)
+    try:
+        store.put(f"{prepared}/{name}", data)
+    except OSError as error:
+        artifacts.discard(store, prepared)
+        raise storage_error(error, "write", store.path(f"{target}/{name}")) from None
+    return artifacts.publish(store, prepared, target)
+
+
 def read_group(store: Store, group: str) -> Group:
-    """What a group is. NotRunning when there is none; FormatError when its file is damaged."""
-    found = read_record(store, groups.group_file(group), Group)
+    """What a group is. NotRunning when there is none; FormatError when its file is damaged.
+
+    UsageError for what cannot be the id of one.
+    """
+    found = read_record(store, groups.group_file(check_name(group)), Group)
     if found is None:
         raise NotRunning(
             f"there is no group {group!r:.80} in {store.root}",
@@ -159,9 +181,7 @@ def join(store: Store, group: str, job: str) -> int:
             target = groups.member_dir(group, place)
             if job in taken.values():
                 break
-            prepared = artifacts.prepare(store, target)
-            store.put(f"{prepared}/{groups.MEMBER_FILE}", Member(job).to_json())
-            artifacts.publish(store, prepared, target)
+            _publish_with(store, target, groups.MEMBER_FILE, Member(job).to_json())
             taken = members(store, group)
             if list(taken.values()).count(job) > 1:
                 leave(store, group, job, but=_first_place(taken, job))

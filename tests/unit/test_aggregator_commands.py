@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -255,6 +256,18 @@ def test_kept_uploads_under_another_rule(
     assert fedavg.cli.main(["replay", "g", "9", "-o", str(tmp_path / "x")]) == 3
 
 
+def test_a_state_is_written_or_refused(
+    three: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["replay", "g", "3", "-o", str(tmp_path / "o"), "--state-out", str(tmp_path / "s")]
+    assert fedavg.cli.main([*argv, "--rule", "median"]) == 2
+    told = capsys.readouterr().err
+    assert told == "fedavg: --state-out: median keeps no optimiser state: leave it out\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["root"]
+    assert fedavg.cli.main(argv) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["o", "root", "s"]
+
+
 # -- ctl rounds
 
 
@@ -349,6 +362,30 @@ def test_a_group_is_made_on_its_own_terms(store: Store) -> None:
     group = federation.read_group(store, "g")
     assert (group.rule, group.episodes) == ("median", 7)
     assert ctl.cli.main(["rounds", "g", "--size", "4"]) == 5
+
+
+def test_a_full_disk_is_told_by_its_file_and_nothing_is_left(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation.create_group(store, Group("g", 2))
+    there = sorted(os.walk(store.root))
+    put = Store.put
+
+    def full(self: Store, rel: str, data: bytes, *, durable: bool = True) -> None:
+        if rel.rpartition("/")[2] in (groups.GROUP_FILE, groups.MEMBER_FILE):
+            put(self, rel, b"")  # as a disk does that has room for a name and for nothing else
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path(rel))
+        put(self, rel, data, durable=durable)
+
+    monkeypatch.setattr(Store, "put", full)
+    assert ctl.cli.main(["rounds", "h", "--size", "3"]) == 7
+    path = store.path(groups.group_file("h"))
+    words = f"ctl: cannot write {path}: No space left on device: free space on that filesystem\n"
+    assert capsys.readouterr().err == words
+    assert sorted(os.walk(store.root)) == there
+    with pytest.raises(StorageError, match=r"cannot write .*/members/0001/member\.json: No sp"):
+        federation.join(store, "g", "a")
+    assert os.listdir(store.path(groups.members_dir("g"))) == []
 
 
 # -- reopen

@@ -240,6 +240,12 @@ TENSORS: dict[str, tuple[bytes, str]] = {
     "a list": (safetensors(None, 0, text=b"{" * 3), "no JSON"),
     "deep": (safetensors(None, 0, text=b'{"a":' * 100_000), "nested too deep|no JSON"),
     "metadata of numbers": (safetensors({"__metadata__": {"n": 1}}, 0), "more than strings"),
+    "metadata nobody can write": (
+        safetensors({"__metadata__": {"n": "\ud800"}} | one(), 8), "more than strings that can be",
+    ),
+    "a name of metadata nobody can write": (
+        safetensors({"__metadata__": {"\ud800": "n"}} | one(), 8), "more than strings that can be",
+    ),
     "an enormous header": (b"\xff" * 3 + bytes(5) + b"{" + bytes(100), "header needs"),
     "a name nobody can write": (safetensors({"\ud800": one()["w"]}, 8), "garbles"),
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsworker.protocol import layout
-from fsworker.protocol.layout import Outcome, Owner, Token
+from fsworker.protocol.layout import Outcome, Owner, Token, members
 
 pytestmark = pytest.mark.unit
 
@@ -20,7 +21,7 @@ INC, CLIENT = "0123456789ab", "c0ffee00c0de"
 BATCH = layout.batch_id("s", CLIENT, 7)
 SAFE = re.compile(r"[A-Za-z0-9_%-][A-Za-z0-9_.%-]*")
 
-names = st.text(st.characters(), min_size=1, max_size=12)
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 incarnations = st.from_regex(r"[0-9a-f]{12}", fullmatch=True)
 numbers = st.integers(0, 10**10 - 1)
 batches = st.builds(layout.batch_id, names, incarnations, numbers)
@@ -48,7 +49,6 @@ HOSTILE = [
     "con",
     "é",
     "中文",
-    "\ud800",
     "$HOME",
     "run 50%done",
     *(str(t["id"]) for t in ODD["tasks"] if t["id"] != ""),
@@ -60,7 +60,7 @@ HOSTILE = [
 def test_every_name_comes_back(name: str, dots: bool) -> None:
     part = layout.encode(name, dots=dots)
     assert SAFE.fullmatch(part) and len(part) <= layout.MAX_NAME
-    assert layout.decode(part) == name
+    assert layout.decode(part, partial(layout.encode, dots=dots)) == name
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -70,7 +70,7 @@ def test_hostile_names_stay_one_visible_part_of_a_path(name: str, dots: bool) ->
     assert SAFE.fullmatch(part), part
     assert "~" not in part and not layout.is_foreign(part)
     assert dots or "." not in part
-    assert layout.decode(part) == name
+    assert layout.decode(part, partial(layout.encode, dots=dots)) == name
 
 
 def test_unlike_names_stay_unlike() -> None:
@@ -93,6 +93,49 @@ def test_names_that_cannot_be_are_refused() -> None:
         layout.encode("x" * (layout.MAX_NAME + 1))
     with pytest.raises(ValueError, match="600 bytes"):
         layout.encode("é" * 100)
+    with pytest.raises(ValueError, match=r"'\\udcff' is no text that can be written"):
+        layout.encode("\udcff")
+
+
+OTHERS = {
+    "cut": "%2",
+    "no hex": "%2f",
+    "no UTF-8": "%FF",
+    "a lone surrogate": "%ED%A0%80",
+    "plain letters spelt out": "%61aa-1",
+    "too long": "x" * (layout.MAX_NAME + 1),
+    "too long once decoded": "%20" * 80,
+}
+
+
+@pytest.mark.parametrize("part", OTHERS.values(), ids=OTHERS)
+def test_who_reads_names_passes_over_what_encode_never_writes(part: str) -> None:
+    with pytest.raises(ValueError, match=r"encoded name|is the limit"):
+        layout.decode(part)
+    assert layout.parse_owner(f"{part}~{INC}") is None
+    assert layout.parse_status_name(f"{part}.json") is None
+    assert layout.parse_launch_token(f"{part}.launch-1-01234567") is None
+    assert members.parse_member_name(f"{part}.member.json") is None
+    for stream in (part, layout.encode("jobs/") + part):
+        batch = f"{stream}-{CLIENT}-7"
+        assert layout.parse_inbox_name(0, f"{batch}.0.0") is None
+        assert layout.parse_claim_name(f"0~{batch}.0.0") is None
+        assert layout.parse_outbox_name(f"{batch}.0~{INC}.done") is None
+
+
+def test_a_name_with_dots_is_none_where_dots_are_spelt_out() -> None:
+    assert layout.decode("a%2Eb") == "a.b"
+    with pytest.raises(ValueError, match="a%2Eb is how it is written"):
+        layout.decode("a.b")
+    assert layout.parse_status_name("a.b.json") == "a.b"
+    assert layout.parse_status_name("a%2Eb.json") is None
+
+
+@pytest.mark.parametrize("host", ["watch", "x.wrap", "a.b", "wrap"])
+def test_files_under_ctl_are_their_hosts_however_these_are_spelt(host: str) -> None:
+    token = layout.LaunchToken(host, 1, "01234567")
+    assert layout.parse_launch_token(token.path.rpartition("/")[2]) == token
+    assert members.parse_member_name(members.member_path(host).rpartition("/")[2]) == host
 
 
 @pytest.mark.parametrize("part", ["", "a b", "%2f", "%2", "%", "a/b", "é", "a~b", "x\n"])

@@ -13,7 +13,7 @@ from fsworker.protocol.layout.jobs import Attempt
 pytestmark = pytest.mark.unit
 
 INC = "0123456789ab"
-names = st.text(st.characters(), min_size=1, max_size=12)
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 numbers = st.integers(0, 10**10 - 1)
 
 
@@ -34,6 +34,13 @@ def test_what_is_written_is_read_back(group: str, job: str, number: int) -> None
     batch = layout.batch_id(job, INC, number)
     token = jobs.job_token(job, batch, attempt).rpartition("/")[2]
     assert jobs.parse_job_token(token) == (batch, attempt)
+
+
+@pytest.mark.parametrize("part", ["%ED%A0%80", "%FF", "%61aa-1", "a" * 161, "a" * 250, "a.b"])
+def test_folders_of_others_are_no_groups_jobs_or_refusals(part: str) -> None:
+    assert groups.parse_group_name(part) is None
+    assert jobs.parse_job_name(part) is None
+    assert groups.parse_refusal_name(f"{part}.json") is None
 
 
 @given(names, names)

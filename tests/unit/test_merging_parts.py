@@ -165,6 +165,16 @@ def test_merge_keeps_an_optimiser_state(three: list[str], tmp_path: Path) -> Non
         (["--key", "w"], 2, "give it as PATTERN=ACTION"),
         (["--key", "w=double"], 2, "there is no action 'double'"),
         (["--state-out", "s"], 2, "--state-out: fedavg keeps no optimiser state: leave out"),
+        (
+            ["--rule", "fedbuff", "--base", "a.pt", "--staleness", "0,1e400,0"],
+            2,
+            "b.pt: a staleness of inf rounds",
+        ),
+        (
+            ["--rule", "fedbuff", "--base", "a.pt", "--staleness", "0,0,nan"],
+            2,
+            "c.pt: a staleness of nan rounds",
+        ),
         (["--staleness", "0,1,2"], 2, "--staleness: fedavg does not weigh by age"),
         (["--base", "a.pt"], 2, "--base: fedavg does not look at the model before"),
         (["--lora", "factors"], 2, "--lora: there are no factors of low-rank adapters"),

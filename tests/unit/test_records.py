@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import os
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsworker.errors import FormatError
+from fsworker.errors import FormatError, spelt
 from fsworker.protocol.records.run import (
     Heartbeat,
     HostIdentity,
@@ -102,6 +103,14 @@ BAD = {
     "a text for a list": (beat(labels="gpu"), "'labels' must be tuple, not str"),
     "a number in a list": (beat(labels=["a", 1]), "'labels[1]' must be str, not int"),
     "a list for a map": (beat(inventory=[]), "'inventory' must be dict, not list"),
+    "a lone surrogate": (beat(host="\ud800"), r"'host' holds '\ud800', a text with a lone surr"),
+    "a lone surrogate in a list": (beat(labels=["a", "x\udfff"]), "'labels[1]' holds"),
+    "a lone surrogate far inside": (
+        beat(inventory={"a": [[{"b": "\udcff"}]]}),
+        "'inventory.a' hol",
+    ),
+    "a lone surrogate for a name": (beat(inventory={"\udcff": 1}), "'inventory' holds"),
+    "a lone surrogate for a name inside": (beat(inventory={"a": {"\udcff": 1}}), "'inventory.a' h"),
     "a newer major version": (beat(format="2.0"), "version 2.0, this shardfleet reads version 1.0"),
     "a version that is none": (beat(format=None), "version None"),
 }
@@ -144,6 +153,27 @@ def test_files_of_scripts_that_know_no_format_are_read() -> None:
     found = Heartbeat.from_json(b"\xef\xbb\xbf" + beat(heartbeat_at=3), PATH)
     assert found.heartbeat_at == 3.0 and type(found.heartbeat_at) is float
     assert not found.ready
+
+
+@given(st.text(st.characters()), st.text(st.characters(categories=["Cs"]), max_size=3))
+def test_a_name_that_no_file_can_hold_is_spelt_out_and_read_as_text(text: str, lone: str) -> None:
+    written = Heartbeat(text + lone, 1, "0123456789ab", 1, 1.0, inventory={lone: [lone]})
+    spelled = spelt(lone)
+    assert lone == "" or spelled.startswith(r"\ud")
+    found = Heartbeat.from_json(written.to_json(), PATH)
+    assert found == replace(written, host=spelt(text) + spelled, inventory={spelled: [spelled]})
+
+
+def test_an_error_about_any_file_can_be_written_down() -> None:
+    name = os.fsdecode(b"/root/\xff")
+    told = str(FormatError(f"{name} is damaged", path=name))
+    assert told == r"/root/\udcff is damaged" and told.encode()
+
+
+def test_what_is_nested_as_deep_as_json_may_be_is_read() -> None:
+    deep = b'{"a":' * 900 + b'"\xc3\xa9"' + b"}" * 900
+    data = beat(inventory={}).replace(b'"inventory": {}', b'"inventory": ' + deep)
+    assert Heartbeat.from_json(data, PATH).inventory
 
 
 def test_a_record_that_no_json_can_hold_is_not_written() -> None:

@@ -62,6 +62,11 @@ def test_experiment_and_trial_go_together() -> None:
         roots.run_root("/runs", "e", None, "id1")
 
 
+def test_a_root_that_no_record_could_name_is_refused() -> None:
+    with pytest.raises(Refused, match=r"the root '/runs\\udcff' is no UTF-8: name another folder"):
+        roots.run_root("/runs\udcff", None, None, "id1")
+
+
 @pytest.mark.parametrize("part", ["", ".", "..", "a/b", "a\0b", "a\nb", "-rf", ".x", "x" * 300])
 def test_parts_that_are_no_folder_name(part: str) -> None:
     with pytest.raises(UsageError, match="cannot be a folder name"):

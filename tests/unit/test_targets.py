@@ -15,6 +15,7 @@ import torch
 
 import fedavg.cli
 from fedavg import targets
+from fsworker.errors import StorageError
 from tests.support.waiting import Spawned, wait_until
 
 pytestmark = pytest.mark.unit
@@ -185,3 +186,14 @@ def test_a_name_may_be_as_long_as_the_filesystem_lets_it(
     told = capsys.readouterr().err
     assert "longer than the filesystem allows" in told and told.count("\n") == 1
     assert len(told) < 200
+
+
+def test_an_error_tells_the_name_that_was_given_whatever_its_folder_is_called(
+    tmp_path: Path,
+) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    target = targets.Target(f"{folder}/out.pt")
+    with pytest.raises(StorageError) as caught, targets.named([target]):
+        raise StorageError(f"cannot write {target.temporary}: it is full")
+    assert str(caught.value) == rf"cannot write {tmp_path}/\udcff/out.pt: it is full"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from fsworker.protocol.layout.jobs import RESERVED_STREAMS
 from fsworker.protocol.layout.names import (
@@ -16,6 +17,7 @@ from fsworker.protocol.layout.names import (
     NUM,
     OUTBOX,
     decode,
+    dotted,
     encode,
 )
 
@@ -45,7 +47,7 @@ class Owner:
     @property
     def name(self) -> str:
         """The name of its folder under `claims/`."""
-        return f"{encode(self.host, dots=True)}~{self.incarnation}"
+        return f"{dotted(self.host)}~{self.incarnation}"
 
     @property
     def folder(self) -> str:
@@ -59,7 +61,7 @@ def parse_owner(name: str) -> Owner | None:
     if not m:
         return None
     try:
-        return Owner(decode(m["host"]), m["inc"])
+        return Owner(decode(m["host"], dotted), m["inc"])
     except ValueError:
         return None
 
@@ -157,7 +159,7 @@ def inbox_path(token: Token) -> str:
 def parse_inbox_name(shard: int, name: str) -> Token | None:
     """The pending batch that a file of shard `shard` is."""
     m = _INBOX_NAME.fullmatch(name)
-    if m is None:
+    if m is None or not _is_name(m["stream"]):
         return None
     return Token(m["batch"], shard, int(m["attempt"]), int(m["deaths"]), m["needs"] or "")
 
@@ -170,7 +172,7 @@ def claim_path(owner: Owner, token: Token) -> str:
 def parse_claim_name(name: str) -> Token | None:
     """The batch that a file in an owner's folder is."""
     m = _CLAIM_NAME.fullmatch(name)
-    if m is None:
+    if m is None or not _is_name(m["stream"]):
         return None
     needs = m["needs"] or ""
     return Token(m["batch"], int(m["shard"]), int(m["attempt"]), int(m["deaths"]), needs)
@@ -218,10 +220,19 @@ def outcome(owner: Owner, token: Token) -> Outcome:
 def parse_outbox_name(name: str) -> tuple[Outcome, str, int] | None:
     """(outcome, kind, part number) of a file in a stream's folder; kind: result, done or part."""
     m = _OUTBOX_NAME.fullmatch(name)
-    if not m:
+    if m is None or not _is_name(m["stream"]):
         return None
     out = Outcome(m["batch"], int(m["attempt"]), m["inc"])
     return (out, "part", int(m["part"])) if m["part"] is not None else (out, m["kind"], 0)
+
+
+@lru_cache(maxsize=4096)
+def _is_name(stream: str) -> bool:
+    """Whether `encode` writes this, so that whoever has a token can ask for its stream or job."""
+    try:
+        return bool(decode(stream) and decode(stream.removeprefix(JOB_PREFIX)))
+    except ValueError:
+        return False
 
 
 def counters_path(stream: str, incarnation: str) -> str:

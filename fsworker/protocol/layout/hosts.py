@@ -13,7 +13,7 @@ from fsworker.protocol.layout.names import (
     NUM,
     STATUS,
     decode,
-    encode,
+    dotted,
     is_foreign,
 )
 
@@ -25,7 +25,7 @@ _CANCEL_NAME = re.compile(rf"(?P<target>{NAME})~[0-9a-f]{{8}}")
 
 def status_path(host: str) -> str:
     """A host's heartbeat."""
-    return f"{STATUS}/{encode(host, dots=True)}.json"
+    return f"{STATUS}/{dotted(host)}.json"
 
 
 def parse_status_name(name: str) -> str | None:
@@ -34,23 +34,28 @@ def parse_status_name(name: str) -> str | None:
     if not dot or suffix != "json" or is_foreign(name):
         return None
     try:
-        return decode(stem)
+        return decode(stem, dotted)
     except ValueError:
         return None
 
 
 def host_file(host: str, suffix: str) -> str:
-    """A host's file under `ctl/`: suffix pid, wrap.pid, identity.json, code.json, stop, log, …
+    """A host's file under `ctl/`: suffix pid, wrap.pid, identity.json, code.json, stop, log, …"""
+    return f"{CTL}/{spelled_in_ctl(host)}.{suffix}"
+
+
+def spelled_in_ctl(host: str) -> str:
+    """A host's name as the names of its files under `ctl/` begin.
 
     A host called `watch` or `x.wrap` is spelled so that its files are neither the watcher's nor
     those of the wrapper of `x`.
     """
-    part = encode(host, dots=True)
+    part = dotted(host)
     if part == "watch":
-        part = "%77atch"
-    elif part.endswith(".wrap"):
-        part = part.removesuffix(".wrap") + "%2Ewrap"
-    return f"{CTL}/{part}.{suffix}"
+        return "%77atch"
+    if part.endswith(".wrap"):
+        return part.removesuffix(".wrap") + "%2Ewrap"
+    return part
 
 
 class LaunchToken(NamedTuple):
@@ -72,7 +77,8 @@ def parse_launch_token(name: str) -> LaunchToken | None:
     if m is None or is_foreign(name):
         return None
     try:
-        return LaunchToken(decode(m["host"]), int(m["number"]), m["unique"])
+        host = decode(m["host"], spelled_in_ctl)
+        return LaunchToken(host, int(m["number"]), m["unique"])
     except ValueError:
         return None
 

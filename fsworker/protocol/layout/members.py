@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fsworker.protocol.layout.hosts import host_file
+from fsworker.protocol.layout.hosts import host_file, spelled_in_ctl
 from fsworker.protocol.layout.names import CTL, decode
 
 TOKENS = CTL + "/tokens"
@@ -22,10 +22,9 @@ def parse_member_name(name: str) -> str | None:
     if not name.endswith(_MEMBER):
         return None
     try:
-        host = decode(name.removesuffix(_MEMBER))
+        return decode(name.removesuffix(_MEMBER), spelled_in_ctl)
     except ValueError:
         return None
-    return host if member_path(host).rpartition("/")[2] == name else None
 
 
 def token_path(token: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Callable
 
 MANIFEST = "manifest.json"
 MARKER = ".shardfleet"
@@ -38,9 +39,13 @@ def encode(name: str, *, dots: bool = False) -> str:
     """A user's name as one part of a path: ASCII letters, digits, `_`, `-`, the rest `%XX`.
 
     With `dots`, `.` stays too (host names), except at the start, where it would hide the file.
-    Raises ValueError for an empty name and for one longer than MAX_NAME once encoded.
+    Raises ValueError for an empty name, for one longer than MAX_NAME once encoded, and for lone
+    surrogates, which no record could name.
     """
-    raw = name.encode("utf-8", "surrogatepass")
+    try:
+        raw = name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"the name {name!r:.80} is no text that can be written") from None
     out = "".join(
         chr(c) if _PLAIN.match(bytes([c])) or (dots and c == 0x2E and i) else f"%{c:02X}"
         for i, c in enumerate(raw)
@@ -52,12 +57,26 @@ def encode(name: str, *, dots: bool = False) -> str:
     return out
 
 
-def decode(part: str) -> str:
-    """The name that `encode` was given. Raises ValueError for what `encode` never writes."""
+def decode(part: str, spell: Callable[[str], str] = encode) -> str:
+    """The name that `spell` (`encode`, `dotted`) was given. ValueError for what it never writes.
+
+    So a name has one spelling: another one would be a second folder of the same job or group.
+    """
     if not _ENCODED.fullmatch(part):
-        raise ValueError(f"{part!r} is not an encoded name")
+        raise ValueError(f"{part!r:.80} is not an encoded name")
     raw = re.sub(rb"%([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), part.encode())
-    return raw.decode("utf-8", "surrogatepass")
+    try:
+        name = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{part!r:.80} is not an encoded name: it is no UTF-8") from None
+    if spell(name) != part:
+        raise ValueError(f"{part!r:.80} is not an encoded name: {spell(name)} is how it is written")
+    return name
+
+
+def dotted(name: str) -> str:
+    """`encode` with dots, as the names of hosts are written."""
+    return encode(name, dots=True)
 
 
 def new_incarnation() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 import types
 import typing
@@ -23,18 +24,27 @@ FORMAT = f"{FORMAT_MAJOR}.{FORMAT_MINOR}"
 
 T = TypeVar("T")
 
+_LONE = re.compile("[\ud800-\udfff]")
+"""Lone surrogates: JSON's escapes and Python have them, and no encoding."""
+
 
 def encode(record: Any) -> bytes:
-    """A record as JSON bytes with its format version first and a newline at the end."""
+    """A record as JSON bytes with its format version first and a newline at the end.
+
+    Lone surrogates, as file names that are no UTF-8 have them, are spelt out: `\\udcff`.
+    """
     fields = {"format": FORMAT, **dataclasses.asdict(record)}
-    return json.dumps(fields, ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
+    text = json.dumps(fields, ensure_ascii=False, allow_nan=False)
+    # Two backslashes: one would be JSON's own escape, and `decode` refuses what it stands for.
+    text = _LONE.sub(lambda lone: f"\\\\u{ord(lone[0]):04x}", text)
+    return text.encode("utf-8") + b"\n"
 
 
 def decode(cls: type[T], data: bytes, path: str) -> T:
     """The record of class `cls` in `data`; `path` is what an error names.
 
     Raises FormatError for bytes that are not one JSON object, another major version, a field that
-    is missing, and a value of the wrong type or not a finite number.
+    is missing, and a value of the wrong type, not a finite number or with a lone surrogate.
     """
     return from_object(cls, load_object(data, path), path)
 
@@ -88,7 +98,7 @@ def _fields(cls: type) -> list[tuple[str, Any, bool]]:
 def _convert(hint: Any, value: Any, path: str, field: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
-        return value
+        return _written(value, path, field)
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in args:
             return None
@@ -96,13 +106,32 @@ def _convert(hint: Any, value: Any, path: str, field: str) -> Any:
     if origin is tuple and isinstance(value, list):
         return tuple(_convert(args[0], v, path, f"{field}[{i}]") for i, v in enumerate(value))
     if origin is dict and isinstance(value, dict):
-        return {k: _convert(args[1], v, path, f"{field}.{k}") for k, v in value.items()}
+        named = ((_written(k, path, field), v) for k, v in value.items())
+        return {k: _convert(args[1], v, path, f"{field}.{k}") for k, v in named}
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return from_object(hint, value, path, field + ".")
     if _is_plain(hint, value):
-        return float(value) if hint is float else value
+        return float(value) if hint is float else _written(value, path, field)
     want = getattr(origin or hint, "__name__", str(hint))
     raise FormatError(f"{path}: field {field!r} must be {want}, not {_kind(value)}", path=path)
+
+
+def _written(value: Any, path: str, field: str) -> Any:
+    """`value`, when all text in it can be written again."""
+    within = [value]
+    while within:  # not by recursion: what is nested as deep as JSON may be would end it
+        one = within.pop()
+        if isinstance(one, str) and not one.isascii() and _LONE.search(one):
+            raise FormatError(
+                f"{path}: field {field!r} holds {one!r:.40}, a text with a lone surrogate, which "
+                "cannot be written: leave that out",
+                path=path,
+            )
+        if isinstance(one, dict):
+            within += [*one, *one.values()]
+        elif isinstance(one, list):
+            within += one
+    return value
 
 
 def _is_plain(hint: Any, value: Any) -> bool:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fsworker.errors import spelt
+
 ABOVE_ZERO = math.ulp(0.0)
 BELOW_ONE = math.nextafter(1, 0)
 
@@ -100,6 +102,8 @@ def rule_problem(rule: str, options: Mapping[str, object]) -> str | None:
 def keys_problem(keys: Mapping[str, str], lora: str | None) -> str | None:
     """What is wrong with what is to become of keys, by field; None when all is well."""
     for pattern, action in keys.items():
+        if spelt(pattern) != pattern:
+            return f"field 'keys': pattern {pattern!r:.80} is no text: a key cannot be like that"
         if action not in ACTIONS:
             there = ", ".join(ACTIONS)
             return (
