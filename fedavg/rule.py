@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fsworker.errors import UsageError
-from fsworker.protocol.records.rules import Param
+from fsworker.protocol.records.rules import Param, count_problem
 
 Params = Mapping[str, float]
 State = dict[str, Tensor]
@@ -68,7 +68,6 @@ class Kind:
     largest: float = math.inf
     largest_double: float = math.inf
     choose: Choose | None = None
-    check: Callable[[int, Mapping[str, float | None]], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,8 @@ class Rule:
 
     def check(self, count: int) -> None:
         """UsageError when it cannot be applied to `count` participants."""
-        if self.kind.check is not None:
-            self.kind.check(count, self.params)
+        if (problem := count_problem(self.name, self.params, count)) is not None:
+            raise UsageError(problem)
 
     def record(self) -> dict[str, object]:
         """For a plan: the name and every parameter; `strategies.rule(**record)` is it again."""
