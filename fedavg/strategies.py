@@ -1,9 +1,10 @@
 """The merge rules: pure functions from chunks of K models to a chunk of one, and their registry.
 
 To add a rule: write one function here, give it one line in RULES, one for its parameters in
-`records.rules` (where `count_problem` says how many it needs), and one row in the property test (`tests/unit/test_strategies.py`). A rule sees one
-chunk at a time, all of it in float64, and knows neither files nor keys, so it is right for every
-key if it is right for one coordinate. It may use the models' rows for its own ends.
+`records.rules` (where `count_problem` says how many participants it needs), and one row in the
+property test (`tests/unit/test_strategies.py`). A rule sees one chunk at a time, all of it in
+float64, and knows neither files nor keys, so it is right for every key if it is right for one
+coordinate. It may use the models' rows for its own ends.
 
 Notation as in the papers: x is the global model that the round started from, w_k a participant's
 model, n_k its sample count, Δ = Σ n_k w_k / Σ n_k − x.
