@@ -54,6 +54,7 @@ class Kind:
     `mean`: `apply` gives the weighted mean and nothing else, so the engine may take it by itself.
     `largest`: a participant's value beyond it cannot be squared, which the rule does, and kept in
     float32; `largest_double` the same for models in float64: it would stop the round for all.
+    `squares`: the kept values that are made of squares, so that none is ever negative.
     `choose`: a first pass over distances names the models that the second one merges.
     """
 
@@ -67,6 +68,7 @@ class Kind:
     mean: bool = False
     largest: float = math.inf
     largest_double: float = math.inf
+    squares: tuple[str, ...] = ()
     choose: Choose | None = None
 
 

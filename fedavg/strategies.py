@@ -130,7 +130,7 @@ _CHOSEN: dict[str, Any] = {
     "largest_double": _LARGEST_DOUBLE,
 }  # fmt: skip
 _ADAPTIVE: dict[str, Any] = {
-    "state": {"m": _zero, "v": lambda p: p["tau"] ** 2}, "needs_base": True,
+    "state": {"m": _zero, "v": lambda p: p["tau"] ** 2}, "needs_base": True, "squares": ("v",),
     # No model has such values, and sums of millions of their squares are finite in float32.
     "largest": 2.0**50, "largest_double": _LARGEST_DOUBLE,
 }  # fmt: skip
