@@ -18,6 +18,7 @@ from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.groupview import GroupEye, View
 from fsworker.protocol.layout import groups
 from fsworker.protocol.records.round import Group, Plan, Times, terms_problem
+from fsworker.protocol.records.rules import count_problem
 from fsworker.protocol.rounds import Decision
 
 log = logging.getLogger(__name__)
@@ -130,10 +131,19 @@ def with_advice(error: FleetError, plan: Plan) -> FleetError:
 
 def without_anybody(error: FleetError, plan: Plan) -> FleetError:
     """The error of a round that cannot be merged, nor without whoever is farthest from the others:
-    with what to do about it."""
-    advice = f"ctl rounds {plan.group} --rule NAME, or --option lr=…, changes how it is merged"
-    words = f"round {plan.round} cannot be merged by {plan.rule}: {error}; {advice}"
-    return Refused(f"{words}, and a lower --quorum lets it close without")
+    with what to do about it.
+
+    Whoever is farthest need not be to blame: an upload that just fitted may be in the model that
+    all started from, so that who is honest is far from it.
+    """
+    words = f"round {plan.round} cannot be merged by {plan.rule}: {error}"
+    if plan.base is not None:
+        words += ", but the model that the round started from may be what is too large"
+    words += f"; ctl rounds {plan.group} --rule NAME, or --option lr=…, changes how it is merged"
+    left = len(plan.contributors) - 1
+    if left and count_problem(plan.rule, plan.options, left) is None:
+        words += ", and a lower --quorum may let it close without"
+    return Refused(words)
 
 
 def reopen(store: Store, group: str, number: int) -> str:

@@ -14,18 +14,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from fedavg.agreement import Unmergeable
 from fedavg.checkpoint import Checkpoint, Writer
 from fedavg.engine import nearness, preparing, products
 from fedavg.engine.compiled import streamed_keys
 from fedavg.engine.crew import work_off
 from fedavg.engine.digests import digest_of
-from fedavg.engine.faults import culprit
+from fedavg.engine.faults import OutOfRange, culprit
 from fedavg.engine.inputs import Inputs
 from fedavg.engine.leaves import replaced_leaves
-from fedavg.engine.pieces import pieces
+from fedavg.engine.pieces import Piece, pieces
 from fedavg.engine.piecework import Merger, NotFinite
 from fedavg.engine.preparing import Contribution
-from fedavg.engine.statefile import StateWriter
+from fedavg.engine.statefile import StateWriter, negative
 from fedavg.engine.template import copied_members, template
 from fedavg.formats.stablebaselines import Members
 from fedavg.policy import Action, Policy
@@ -95,7 +96,7 @@ def merge(
         check = partial(_check_unchanged, everybody)
         kept = _write(rule, taking_part, actions, out, state_out, policy, threads, members, check)
     except NotFinite as error:
-        raise culprit(error.piece, taking_part, rule) from error
+        raise _fault(error.piece, taking_part, rule) from error
     total = sum(taking_part.weights)
     weights = {n: w / total for n, w in zip(taking_part.names, taking_part.weights, strict=True)}
     return Merged(
@@ -104,6 +105,14 @@ def merge(
         weights,
         scores,
     )
+
+
+def _fault(piece: Piece, inputs: Inputs, rule: Rule) -> Unmergeable:
+    """Whose values are at fault; a state that is impossible is before who is merely far."""
+    found = culprit(piece, inputs, rule)
+    if inputs.state is None or piece.action != "rule" or not isinstance(found, OutOfRange):
+        return found
+    return negative(inputs.state, rule, piece.key, piece.start, piece.stop) or found
 
 
 def _write(

@@ -47,19 +47,25 @@ class Policy:
     lora: Lora | None = None
 
     def action(self, entry: Entry) -> Action | None:
-        """The action for an entry; None when nothing says what to do with its type.
+        """The action for an entry; None when nothing says what to do with its type."""
+        if (deciding := self.deciding(entry)) is not None:
+            return deciding[1]
+        if entry.dtype in FLOAT_DTYPES:
+            return _of_float(entry)
+        if entry.dtype in INTEGER_DTYPES:
+            return "max" if _is_counter(entry) else "first"
+        return None
 
-        A pattern that would average numbers which are no floats is passed over for them, so that
+    def deciding(self, entry: Entry) -> tuple[str, Action] | None:
+        """The pattern, with its action, that decides about an entry; None where none fits.
+
+        One that would average numbers which are no floats is passed over for them, so that
         `*=mean` can be said of a whole model.
         """
         for pattern, action in self.patterns:
             fits = entry.dtype in FLOAT_DTYPES or action not in ("rule", "mean")
             if fits and fnmatch.fnmatchcase(entry.key, pattern):
-                return action
-        if entry.dtype in FLOAT_DTYPES:
-            return _of_float(entry)
-        if entry.dtype in INTEGER_DTYPES:
-            return "max" if _is_counter(entry) else "first"
+                return pattern, action
         return None
 
     def takes_largest(self, key: str, value: object) -> bool:
@@ -77,8 +83,12 @@ class Policy:
 
     def leaf_action(self, key: str) -> Action | None:
         """What a pattern says of a leaf that is no tensor; None where none fits."""
-        fits = (a for pattern, a in self.patterns if fnmatch.fnmatchcase(key, pattern))
-        return next(fits, None)
+        deciding = self.deciding_leaf(key)
+        return None if deciding is None else deciding[1]
+
+    def deciding_leaf(self, key: str) -> tuple[str, Action] | None:
+        """The same with its pattern."""
+        return next((p for p in self.patterns if fnmatch.fnmatchcase(key, p[0])), None)
 
     def record(self) -> dict[str, object]:
         """For a plan; `policy_from` reads it."""

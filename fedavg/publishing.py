@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -20,7 +21,7 @@ from fedavg.policy import policy_from
 from fsworker.errors import FormatError
 from fsworker.protocol import artifacts
 from fsworker.protocol.artifacts import Damaged, FileDigest
-from fsworker.protocol.federation import Global
+from fsworker.protocol.federation import Global, read_global
 from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
@@ -28,6 +29,9 @@ from fsworker.protocol.records.artifact import checkpoint_name, tree_digest
 from fsworker.protocol.records.round import Contributor, Merge, Plan, sha256
 
 log = logging.getLogger(__name__)
+
+_ENDING = re.compile(r"\.[A-Za-z0-9_-]{1,40}")
+"""An ending that the model of a round takes over from the uploads."""
 
 Trusted = Callable[[Contributor], bool]
 """Whether this process verified an upload and nothing wrote to it since."""
@@ -93,7 +97,7 @@ def merge_into(
 ) -> Merge:
     """Compute a plan's model, state and `merge.json` into an empty folder of the root."""
     state_out = f"{groups.STATE_STEM}.safetensors"
-    out = store.path(f"{folder}/{output_name(store, plan)}")
+    out = store.path(f"{folder}/{new_name(store, plan)}")
     state_path = store.path(f"{folder}/{state_out}")
     compute(store, eye, plan, out, state_path, trusted=trusted, threads=threads)
     files = artifacts.digest_files(store, folder)
@@ -116,12 +120,22 @@ def merge_into(
     return record
 
 
-def output_name(store: Store, plan: Plan) -> str:
-    """What the model of a round is called: its format, and so its ending, is the uploads'."""
+def new_name(store: Store, plan: Plan) -> str:
+    """What the model of a round is to be called: its format, and so its ending, is the uploads'.
+
+    An ending that is none is left out: one that just fits behind `checkpoint` would not fit behind
+    the model's longer name, and so nobody could close the round.
+    """
     first = plan.contributors[0]
     name = upload_path(store, plan.group, first).rpartition("/")[2]
-    is_file = any(file.name == name for file in first.files)
-    return groups.WEIGHTS_STEM + (os.path.splitext(name)[1] if is_file else "")
+    ending = os.path.splitext(name)[1] if any(file.name == name for file in first.files) else ""
+    return groups.WEIGHTS_STEM + (ending if _ENDING.fullmatch(ending) else "")
+
+
+def output_name(store: Store, plan: Plan) -> str:
+    """What the model of a round is called: as it was published, by whatever version, or will be."""
+    model = read_global(store, plan.group, plan.round + 1)
+    return new_name(store, plan) if model is None else os.path.basename(model_path(store, model))
 
 
 def compute(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fsworker.errors import UsageError
-from fsworker.protocol.records.rules import Param
+from fsworker.protocol.records.rules import Param, count_problem
 
 Params = Mapping[str, float]
 State = dict[str, Tensor]
@@ -54,6 +54,7 @@ class Kind:
     `mean`: `apply` gives the weighted mean and nothing else, so the engine may take it by itself.
     `largest`: a participant's value beyond it cannot be squared, which the rule does, and kept in
     float32; `largest_double` the same for models in float64: it would stop the round for all.
+    `squares`: the kept values that are made of squares, so that none is ever negative.
     `choose`: a first pass over distances names the models that the second one merges.
     """
 
@@ -67,8 +68,8 @@ class Kind:
     mean: bool = False
     largest: float = math.inf
     largest_double: float = math.inf
+    squares: tuple[str, ...] = ()
     choose: Choose | None = None
-    check: Callable[[int, Mapping[str, float | None]], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ class Rule:
 
     def check(self, count: int) -> None:
         """UsageError when it cannot be applied to `count` participants."""
-        if self.kind.check is not None:
-            self.kind.check(count, self.params)
+        if (problem := count_problem(self.name, self.params, count)) is not None:
+            raise UsageError(problem)
 
     def record(self) -> dict[str, object]:
         """For a plan: the name and every parameter; `strategies.rule(**record)` is it again."""

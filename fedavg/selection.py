@@ -9,27 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fsworker.errors import UsageError
+from fsworker.protocol.records.rules import tolerated
 
 Values = Mapping[str, float | None]
-
-
-def tolerated(count: int, params: Values) -> int:
-    """How many hostile ones `f` stands for: given, or the most that `count` allows."""
-    given = params.get("f")
-    return (count - 3) // 2 if given is None else int(given)
-
-
-def check(count: int, params: Values) -> None:
-    """UsageError unless n ≥ 2f + 3, and for Multi-Krum 1 ≤ m ≤ n."""
-    f = max(0, tolerated(count, params))
-    if count < 2 * f + 3:
-        raise UsageError(
-            f"krum against {f} hostile participants needs {2 * f + 3} of them, here are {count}"
-        )
-    m = params.get("m")
-    if m is not None and m > count:
-        raise UsageError(f"multi-krum is to merge the {m:g} best of only {count} participants")
 
 
 def scores(distances: Sequence[Sequence[float]], f: int) -> list[float]:
@@ -56,6 +38,5 @@ def multi_krum(distances: Sequence[Sequence[float]], params: Values) -> list[int
 
 def _best(distances: Sequence[Sequence[float]], params: Values, m: int) -> list[int]:
     count = len(distances)
-    check(count, params)
     found = scores(distances, tolerated(count, params))
     return sorted(sorted(range(count), key=lambda i: (found[i], i))[:m])

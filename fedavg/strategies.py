@@ -1,9 +1,10 @@
 """The merge rules: pure functions from chunks of K models to a chunk of one, and their registry.
 
 To add a rule: write one function here, give it one line in RULES, one for its parameters in
-`records.rules`, and one row in the property test (`tests/unit/test_strategies.py`). A rule sees one
-chunk at a time, all of it in float64, and knows neither files nor keys, so it is right for every
-key if it is right for one coordinate. It may use the models' rows for its own ends.
+`records.rules` (where `count_problem` says how many participants it needs), and one row in the
+property test (`tests/unit/test_strategies.py`). A rule sees one chunk at a time, all of it in
+float64, and knows neither files nor keys, so it is right for every key if it is right for one
+coordinate. It may use the models' rows for its own ends.
 
 Notation as in the papers: x is the global model that the round started from, w_k a participant's
 model, n_k its sample count, Δ = Σ n_k w_k / Σ n_k − x.
@@ -24,6 +25,7 @@ from fedavg.policy import Action
 from fedavg.rule import Chunk, Kind, Params, Rule, State, bind
 from fsworker.errors import UsageError
 from fsworker.protocol.records.rules import RULES as PARAMS
+from fsworker.protocol.records.rules import trimmed
 
 
 def fedavg(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
@@ -100,11 +102,6 @@ def trimmed_mean(chunk: Chunk, p: Params) -> tuple[Tensor, State]:
     return weighted_mean(kept, (1.0,) * len(kept), chunk.room), {}
 
 
-def trimmed(count: int, beta: float) -> int:
-    """⌊β · count⌋, where 0.29 of 100 is 29 though the product of floats is below it."""
-    return math.floor(beta * count + 1e-9)
-
-
 def _base(chunk: Chunk) -> Tensor:
     assert chunk.base is not None, "the engine gives a base to rules that need one"
     return chunk.base
@@ -122,12 +119,6 @@ def _adaptive(chunk: Chunk, p: Params, x: Tensor, delta: Tensor, v: Tensor) -> t
     return x + p["lr"] * m / (v.sqrt() + p["tau"]), {"m": m, "v": v}
 
 
-def _check_trim(count: int, params: Mapping[str, float | None]) -> None:
-    beta = params["beta"] or 0.0
-    if 2 * trimmed(count, beta) >= count:
-        raise UsageError(f"trimming {beta:g} at each end leaves nothing of {count} participants")
-
-
 def _zero(p: Params) -> float:
     return 0.0
 
@@ -135,11 +126,11 @@ def _zero(p: Params) -> float:
 _LARGEST_DOUBLE = 2.0**480
 """Sums of squares of differences of such values are finite in float64, for 2**60 of them."""
 _CHOSEN: dict[str, Any] = {
-    "weighted": False, "robust": True, "mean": True, "check": selection.check,
+    "weighted": False, "robust": True, "mean": True,
     "largest_double": _LARGEST_DOUBLE,
 }  # fmt: skip
 _ADAPTIVE: dict[str, Any] = {
-    "state": {"m": _zero, "v": lambda p: p["tau"] ** 2}, "needs_base": True,
+    "state": {"m": _zero, "v": lambda p: p["tau"] ** 2}, "needs_base": True, "squares": ("v",),
     # No model has such values, and sums of millions of their squares are finite in float32.
     "largest": 2.0**50, "largest_double": _LARGEST_DOUBLE,
 }  # fmt: skip
@@ -155,10 +146,7 @@ RULES: dict[str, Kind] = {
         Kind("diloco", diloco, PARAMS["diloco"], {"b": _zero}, True),
         Kind("fedbuff", fedbuff, PARAMS["fedbuff"], needs_base=True, weighted=False),
         Kind("median", median, weighted=False, robust=True),
-        Kind(
-            "trimmed-mean", trimmed_mean, PARAMS["trimmed-mean"],
-            weighted=False, robust=True, check=_check_trim,
-        ),
+        Kind("trimmed-mean", trimmed_mean, PARAMS["trimmed-mean"], weighted=False, robust=True),
         Kind("krum", fedavg, PARAMS["krum"], choose=selection.krum, **_CHOSEN),
         Kind("multi-krum", fedavg, PARAMS["multi-krum"], choose=selection.multi_krum, **_CHOSEN),
     )

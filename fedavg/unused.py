@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Iterable
 
 from fedavg.formats.base import Checkpoint
-from fedavg.formats.keys import LORA
+from fedavg.formats.keys import LORA, lora_pairs
 from fedavg.formats.stablebaselines import BaselinesZip
 from fedavg.policy import Policy, actions
 from fedavg.rule import Kind
@@ -32,10 +32,33 @@ def unused(kind: Kind, policy: Policy, model: Checkpoint, given: Iterable[str]) 
             found.append(f"{option}: {kind.name} does not look at the model before")
         elif option == "--lora" and not any(m in f".{k}." for k in entries for m in LORA):
             found.append(f"{option}: there are no factors of low-rank adapters")
-    for pattern, action in policy.patterns:
-        if not any(fnmatch.fnmatchcase(key, pattern) for key in (*entries, *model.rest)):
-            found.append(f"--key {pattern}={action}: no key is like that")
+    return found + _idle_patterns(policy, model)
+
+
+def _idle_patterns(policy: Policy, model: Checkpoint) -> list[str]:
+    """Why each of the patterns that decide about no key does not."""
+    product = policy.lora == "product"
+    pairs = lora_pairs(model.entries).values() if product else ()
+    factors = {key for pair in pairs for key in pair}
+    own = [e for k, e in model.entries.items() if e.owner == k and k not in factors]
+    deciding = {policy.deciding(entry) for entry in own}
+    deciding |= {policy.deciding_leaf(key) for key in model.rest}
+    found = []
+    for pattern, action in dict.fromkeys(policy.patterns):
+        if (pattern, action) not in deciding:
+            like = fnmatch.filter((*model.entries, *model.rest), pattern)
+            found.append(f"--key {pattern}={action}: {_why_idle(like, factors)}")
     return found
+
+
+def _why_idle(like: list[str], factors: set[str]) -> str:
+    """Why a pattern decides about none of the keys that are like it."""
+    if not like:
+        return "no key is like that"
+    if factors.issuperset(like):
+        return "factors are merged by their product (--lora product), whatever is said of them"
+    others = "a pattern before it, or a tensor that they are tied to, decides about them"
+    return f"it changes no key that is like that: {others}, or they are no floats to be averaged"
 
 
 def _wants_base(kind: Kind, policy: Policy, model: Checkpoint) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from ctl.params import COUNT, Read, json_option, root_option
 from ctl.session import Session
 from fsworker.errors import FleetError, UsageError
 from fsworker.protocol import federation
+from fsworker.protocol.fsops import Store
 from fsworker.protocol.records.round import LATE, Group
 from fsworker.protocol.records.rules import LORA
 
@@ -75,9 +77,7 @@ def _rounds(
     if (changes := _changes(terms)) and len(names) != 1:
         raise UsageError("name the one group whose terms are to change")
     if size is not None:
-        if len(names) != 1:
-            raise UsageError("name the one group that is to be made")
-        federation.create_group(run.store, Group(names[0], size))
+        _make(run.store, names, size, changes)
     if changes:
         federation.edit_group(run.store, names[0], **changes)
         session.say(render.clean(f"{names[0]}: changed {', '.join(sorted(changes))}"))
@@ -98,6 +98,14 @@ def _rounds(
     else:
         _show(session, who, found, broken)
     return code
+
+
+def _make(store: Store, names: tuple[str, ...], size: int, changes: dict[str, Any]) -> None:
+    """Make the group on its terms at once: where these cannot be, none is left with others."""
+    if len(names) != 1:
+        raise UsageError("name the one group that is to be made")
+    there = names[0] in federation.all_groups(store)
+    federation.create_group(store, replace(Group(names[0], size), **({} if there else changes)))
 
 
 def _changes(terms: dict[str, Any]) -> dict[str, Any]:

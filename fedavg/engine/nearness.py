@@ -11,7 +11,8 @@ from fedavg.engine.pieces import pieces
 from fedavg.engine.piecework import Measurer
 from fedavg.policy import Action
 from fedavg.rule import Rule
-from fedavg.selection import scores, tolerated
+from fedavg.selection import scores
+from fsworker.protocol.records.rules import tolerated
 
 
 def choose(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ class Pairs:
 
     found: tuple[tuple[str, str], ...] = ()
 
-    @property
+    @cached_property
     def factors(self) -> frozenset[str]:
         """All keys of them."""
         return frozenset(key for pair in self.found for key in pair)
@@ -53,11 +54,21 @@ def pairs(entries: Mapping[str, Entry], inputs: Inputs, policy: Policy) -> Pairs
 def pairs_alone(entries: Mapping[str, Entry], policy: Policy) -> Pairs:
     """The pairs of one checkpoint by itself.
 
-    Unmergeable for a factor without a partner, and for two that have no product.
+    Unmergeable for a factor without a partner, for two that have no product, and for a factor that
+    is one tensor with another, or a part of it: the new factors of each pair are its own, so that
+    of two that share one the second would be left with half of the first's.
     """
     if policy.lora != "product":
         return Pairs()
     found = Pairs(tuple(lora_pairs(entries).values()))
+    for key, entry in entries.items():
+        if entry.owner != key and not found.factors.isdisjoint((key, entry.owner)):
+            factor, other = (key, entry.owner) if key in found.factors else (entry.owner, key)
+            raise Unmergeable(
+                f"{factor} is a LoRA factor that shares its numbers with {other}, so it cannot be "
+                "written anew for its own product: use --lora factors",
+                key=factor,
+            )
     for key in entries:
         if any(mark in f".{key}." for mark in LORA) and key not in found.factors:
             raise Unmergeable(f"{key} is a LoRA factor without its partner", key=key)

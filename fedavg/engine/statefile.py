@@ -16,6 +16,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from fedavg.agreement import Unmergeable
+from fedavg.engine.reading import Reader
 from fedavg.formats.base import Checkpoint, Entry
 from fedavg.formats.errors import DamagedCheckpoint
 from fedavg.formats.safetensor import looks_like, open_named
@@ -84,6 +85,26 @@ def check_state(
             f"{state.path} is not the optimiser state of {rule.name} for these models: {why}",
             key=entry.key,
         )
+
+
+def negative(state: Checkpoint, rule: Rule, key: str, start: int, stop: int) -> Unmergeable | None:
+    """The error for a state that is negative where it cannot be, or None.
+
+    Looked for among the elements [start, stop) of what is kept for `key`, counted row by row.
+    """
+    for value in rule.kind.squares:
+        name = state_key(value, key)
+        if name not in state.entries:
+            continue
+        found = Reader().rows("state", [state], name, start, stop)[0]
+        if places := (found < 0).nonzero().flatten().tolist():
+            return Unmergeable(
+                f"{name} in {state.path} is negative (element {start + places[0]} is "
+                f"{float(found[places[0]]):g}), which no state of {rule.name} is: start anew "
+                "without it",
+                key=key,
+            )
+    return None
 
 
 class StateWriter:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from fsworker.protocol.records.artifact import Done
 from fsworker.protocol.records.round import DELTA, MOST_SAMPLES, Contributor, Group
+from fsworker.protocol.records.rules import count_problem
 
 UNREADABLE = "unreadable"
 """The kind of a problem that may pass: such an upload neither counts nor is it refused."""
@@ -68,7 +69,7 @@ class Observation:
     `uploads` are those of its episode, admitted or refused, and late ones of earlier episodes that
     were in no plan. `members` are the jobs of the group as far as they are known. `since` and
     `now` are epoch seconds by the file server's clock. `fits` says why the rule cannot be applied
-    to that many participants (None: it can).
+    to that many participants (None: it can); without it the group's terms do.
     """
 
     group: Group
@@ -77,7 +78,13 @@ class Observation:
     members: Sequence[str] = ()
     since: float | None = None
     now: float = 0.0
-    fits: Callable[[int], str | None] = lambda count: None
+    fits: Callable[[int], str | None] | None = None
+
+    def misfit(self, count: int) -> str | None:
+        """Why the rule cannot be applied to `count` participants; None when it can."""
+        if self.fits is not None:
+            return self.fits(count)
+        return count_problem(self.group.rule, self.group.options, count)
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,6 @@ def _unread(uploads: Iterable[Upload]) -> str:
 
 def _judge(seen: Observation, counted: int, settled: int) -> tuple[State, str]:
     group = seen.group
-    rule = f"rule {group.rule} cannot be applied yet"
     if not settled:
         return "idle", "nobody has uploaded yet"
     overdue = (
@@ -143,12 +149,14 @@ def _judge(seen: Observation, counted: int, settled: int) -> tuple[State, str]:
         and seen.since is not None
         and seen.now >= seen.since + group.deadline
     )
-    misfit = seen.fits(counted) if counted >= group.needed else None
+    misfit = seen.misfit(counted)
     if counted < group.needed or misfit is not None:
-        short = f"{counted} of the {group.needed} that are needed count"
-        why = f"{rule}: {misfit}" if misfit else short
+        why = f"{counted} of the {group.needed} that are needed count"
+        if counted >= group.needed:
+            why = f"rule {group.rule} cannot be applied yet: {misfit}"
         if settled >= group.size:
-            return "stuck", f"{why}, and nobody else is to come: lower the quorum, or end the group"
+            advice = _advice(group, counted, misfit)
+            return "stuck", f"{why}, and nobody else is to come: {advice}, or end the group"
         return ("overdue", f"{why}, and the deadline has passed") if overdue else ("waiting", why)
     if settled >= group.size:
         return "closing", f"all {group.size} are accounted for, {counted} count"
@@ -157,6 +165,19 @@ def _judge(seen: Observation, counted: int, settled: int) -> tuple[State, str]:
     if overdue:
         return "closing", f"the deadline has passed: {counted} of {group.size} count"
     return "waiting", f"{counted} count, the deadline is waited for"
+
+
+def _advice(group: Group, counted: int, misfit: str | None) -> str:
+    """What lets a round close with the `counted` that there are."""
+    if not counted:
+        return "change the terms that they were refused by"
+    found = []
+    if misfit is not None:
+        words = f"ctl rounds {group.group} --rule NAME --option K=V"
+        found.append(f"change the rule or its options ({words})")
+    if counted < group.needed:
+        found.append("lower the quorum")
+    return " and ".join(found)
 
 
 def _one_each(seen: Observation) -> list[Upload]:

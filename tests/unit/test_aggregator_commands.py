@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import groups
 from fsworker.protocol.records.round import Group, GroupReport
 from tests.support.roots import make_root
-from tests.support.rounds import killed_between_plan_and_model, make_group, upload
+from tests.support.rounds import counted, killed_between_plan_and_model, make_group, upload
 
 pytestmark = pytest.mark.unit
 
@@ -131,6 +132,7 @@ def test_rounds_say_why_a_group_fails(store: Store, capsys: pytest.CaptureFixtur
     ("old", "new", "told"),
     [
         ('"rule": "fedavg"', '"rule": "fedavgg"', "field 'rule': there is no merge rule 'fedavgg'"),
+        ('"rule": "fedavg"', '"rule": "krum"', "field 'rule' does not fit the group's size: krum"),
         ('"options": {}', '"options": {"lr": 0}', "field 'options': the rule fedavg has no option"),
         ('"keys": {}', '"keys": {"*": "x"}', "field 'keys': pattern '*': there is no action 'x'"),
         ('"lora": null', '"lora": "x"', "field 'lora' is 'x', which is none of"),
@@ -386,6 +388,61 @@ def test_a_full_disk_is_told_by_its_file_and_nothing_is_left(
     with pytest.raises(StorageError, match=r"cannot write .*/members/0001/member\.json: No sp"):
         federation.join(store, "g", "a")
     assert os.listdir(store.path(groups.members_dir("g"))) == []
+
+
+KRUM = ["--rule", "krum", "--option", "f=1"]
+
+
+def test_a_rule_that_no_round_of_the_group_can_be_closed_by_is_refused(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ctl.cli.main(["rounds", "g", "--size", "4", *KRUM]) == 2
+    told = capsys.readouterr().err
+    assert "field 'rule' does not fit the group's size: krum against 1 hostile" in told
+    assert "needs 5 of them, here are 4" in told and told.count("\n") == 1
+    assert federation.all_groups(store) == [], "its jobs would find other terms"
+    assert ctl.cli.main(["rounds", "g", "--size", "5", *KRUM]) == 0
+    assert ctl.cli.main(["rounds", "g", "--size", "5", "--option", "f=0"]) == 0
+    assert ctl.cli.main(["rounds", "g", "--option", "f=2"]) == 2
+    assert federation.read_group(store, "g").options == {"f": 0}
+
+
+def test_what_is_shown_of_a_rule_that_does_not_fit_is_what_the_aggregator_does(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_group(store, "abcde", quorum=1, deadline=3600.0, rule="krum", options={"f": 1})
+    for job in "abcd":
+        upload(store, "g", job, 1, 1.0)
+    upload(store, "g", "e", 1, 1.0, samples=0.0)
+    assert fedavg.cli.main(["once"]) == 1
+    told = capsys.readouterr().out.partition("stuck: ")[2].strip()
+    assert told.startswith("rule krum cannot be applied yet: krum against 1 hostile participants")
+    assert "change the rule or its options (ctl rounds g --rule" in told and "quorum" not in told
+    assert ctl.cli.main(["rounds", "g", "--json"]) == 1
+    [group] = json_of(capsys)["groups"]
+    assert (group["state"], group["why"]) == ("stuck", told)
+    assert ctl.cli.main(["rounds", "g", "--option", "f=0"]) == 0
+    assert fedavg.cli.main(["once"]) == 0 and counted(store, 1) == [(job, 1) for job in "abcd"]
+
+
+def test_a_group_that_was_made_with_such_a_rule_is_told_and_helped(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As an older version took it: its uploads are in, and it is read as ever."""
+    make_group(store, "abcd", quorum=1)
+    for job in "abcd":
+        upload(store, "g", job, 1, 1.0)
+    old = replace(federation.read_group(store, "g"), rule="krum", options={"f": 1})
+    store.publish(groups.group_file("g"), old.to_json())
+    assert federation.read_group(store, "g") == old
+    for say in (["rounds", "g"], ["rounds"]):
+        assert ctl.cli.main(say) == 1
+        assert "round 1: failed" in (told := capsys.readouterr().out)
+        assert "krum against 1 hostile participants needs 5 of them, here are 4" in told
+    assert fedavg.cli.main(["once"]) == 1
+    assert "needs 5 of them, here are 4; take another" in capsys.readouterr().out
+    assert ctl.cli.main(["rounds", "g", "--rule", "median"]) == 0
+    assert fedavg.cli.main(["once"]) == 0 and len(counted(store, 1)) == 4
 
 
 # -- reopen

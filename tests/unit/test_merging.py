@@ -353,6 +353,34 @@ def test_a_factor_alone_and_other_rules_have_no_product(site: Site) -> None:
         site.merge(site.inputs({"a": adapter(1)}), "median", policy=Policy(lora="product"))
 
 
+SHARED = torch.arange(12.0).reshape(2, 6)
+ROWS = torch.arange(24.0).reshape(4, 6)
+
+
+@pytest.mark.parametrize(
+    ("tree", "factor", "other"),
+    [
+        ({"q.lora_A": SHARED, "q.lora_B": torch.ones(5, 2), "v.lora_A": SHARED,
+          "v.lora_B": torch.ones(3, 2)}, "v.lora_A", "q.lora_A"),
+        ({"q.lora_A": torch.ones(2, 6), "q.lora_B": ROWS[:, :2], "v.lora_A": torch.ones(2, 6),
+          "v.lora_B": ROWS[:, :2]}, "v.lora_B", "q.lora_B"),
+        ({"q.lora_A": SHARED[:, :2], "q.lora_B": SHARED[:, :2]}, "q.lora_B", "q.lora_A"),
+        ({"all": ROWS, "q.lora_A": ROWS[:2], "q.lora_B": torch.ones(5, 2)}, "q.lora_A", "all"),
+        ({"q.lora_A": SHARED, "q.lora_B": torch.ones(5, 2), "row": SHARED[0]}, "q.lora_A", "row"),
+    ],
+    ids=["A of two", "B of two", "A is B", "A in a larger one", "a part of A"],
+)  # fmt: skip
+def test_a_factor_that_shares_its_numbers_has_no_product(
+    site: Site, tree: Tree, factor: str, other: str
+) -> None:
+    inputs = site.inputs({"a": tree, "b": tree})
+    words = f"^{factor} is a LoRA factor that shares its numbers with {other}.*--lora factors$"
+    with pytest.raises(Unmergeable, match=words):
+        site.merge(inputs, policy=Policy(lora="product"))
+    merged, _, _ = site.merge(inputs, policy=Policy(lora="factors"))
+    assert all(torch.equal(merged[key], value) for key, value in tree.items())
+
+
 # -- rounds
 
 

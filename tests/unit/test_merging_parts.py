@@ -201,6 +201,44 @@ def test_what_is_wrong_is_one_sentence_and_leaves_nothing(
     assert sorted(os.listdir()) == before
 
 
+ADAPTER = {"q.lora_A.weight": torch.ones(2, 6), "q.lora_B.weight": torch.ones(5, 2)}
+TIED = torch.arange(4.0)
+MODEL = {**ADAPTER, "w": TIED, "x": TIED, "i": torch.ones(2, dtype=torch.int64), "n": 3}
+PRODUCT, FACTORS = ["--lora", "product"], ["--lora", "factors"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (
+            [*PRODUCT, "--key", "*lora_A*=first"],
+            "--key *lora_A*=first: factors are merged by their",
+        ),
+        ([*FACTORS, "--key", "*lora_A*=first"], None),
+        ([*PRODUCT, "--key", "*=first"], None),
+        ([*FACTORS, "--key", "w=first"], None),
+        ([*FACTORS, "--key", "x=first"], "--key x=first: it changes no key that is like that"),
+        ([*FACTORS, "--key", "i=mean"], "--key i=mean: it changes no key that is like that"),
+        ([*FACTORS, "--key", "i=max", "--key", "n=max"], None),
+        ([*FACTORS, "--key", "w*=first", "--key", "w=mean"], "--key w=mean: it changes no key"),
+        ([*FACTORS, "--key", "n=max", "--key", "n*=first"], "--key n*=first: it changes no key"),
+        ([*FACTORS, "--key", "w=mean", "--key", "*=first"], None),
+        ([*FACTORS, "--key", "i*=mean", "--key", "i=first"], "--key i*=mean: it changes no key"),
+    ],
+)
+def test_a_pattern_that_decides_about_nothing_is_of_no_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], says: str | None
+) -> None:
+    paths = [str(tmp_path / name) for name in ("a.pt", "b.pt")]
+    for path in paths:
+        torch.save(MODEL, path)
+    code = main(["merge", *paths, "-o", str(tmp_path / "out.pt"), *argv])
+    told = capsys.readouterr().err
+    assert code == (0 if says is None else 2), told
+    if says is not None:
+        assert says in told and told.count("\n") == 1 and told.count("--key") == 1
+
+
 def test_names_that_are_no_text_break_no_sentence_and_steer_no_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,32 @@ def test_a_rule_that_does_not_fit_waits_for_one_more_or_is_stuck() -> None:
     assert rounds.decide(look(group, ABCD, fits=ODD_RULE)).state == "stuck"
 
 
+@pytest.mark.parametrize(
+    ("group", "count", "advice"),
+    [
+        (G, 3, "lower the quorum"),
+        (replace(G, quorum=1), 0, "change the terms that they were refused by"),
+        (
+            replace(G, quorum=1, rule="krum"),
+            2,
+            "change the rule or its options (ctl rounds g --rule NAME --option K=V)",
+        ),
+        (
+            replace(G, rule="krum"),
+            2,
+            "change the rule or its options (ctl rounds g --rule NAME --option K=V) "
+            "and lower the quorum",
+        ),
+        (replace(G, rule="krum"), 3, "lower the quorum"),
+    ],
+)
+def test_what_helps_is_what_is_said(group: Group, count: int, advice: str) -> None:
+    uploads = [*ABCD[:count], *(upload(u.job, bad="unsafe") for u in ABCD[count:])]
+    found = rounds.decide(look(group, uploads))
+    assert found.state == "stuck"
+    assert found.why.endswith(f"nobody else is to come: {advice}, or end the group")
+
+
 def test_everybody_who_is_not_in_is_named() -> None:
     uploads = [upload("a"), upload("b"), upload("c", bad="not finite")]
     found = rounds.decide(look(replace(G, quorum=2), uploads, members=["a", "b", "c", "d"]))

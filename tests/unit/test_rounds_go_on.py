@@ -305,6 +305,7 @@ def pair(a: torch.Tensor, b: torch.Tensor) -> Save:
         (pair(torch.ones(0, 6), torch.ones(5, 0)), "which is no matrix"),
         (pair(torch.ones(2, 6).to(torch.int8), torch.ones(5, 2).to(torch.int8)), "is int8"),
         (pair(torch.ones(2, 6, 3), torch.ones(5, 2, 3)), "their ranks are 2 and 6"),
+        (pair(*[torch.ones(2, 2)] * 2), "shares its numbers with q.lora_A.weight"),
     ],
 )
 def test_what_has_no_product_is_refused_when_it_arrives(

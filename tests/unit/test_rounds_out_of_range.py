@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,22 @@ import pytest
 import ctl.cli
 import fedavg.cli
 from ctl import render
-from fedavg import keeper, publishing
+from fedavg import closing, keeper, publishing
 from fedavg.aggregator import Aggregator
 from fedavg.agreement import Unmergeable
+from fedavg.engine.faults import OutOfRange
 from fsworker.protocol import federation
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
-from fsworker.protocol.records.round import Group
+from fsworker.protocol.records.artifact import FileDigest
+from fsworker.protocol.records.round import Contributor, Group, Plan
 from tests.support.roots import make_root
 from tests.support.rounds import make_group, model, upload
 
 pytestmark = pytest.mark.unit
+
+FILES = (FileDigest("checkpoint.pt", 3, "1" * 64),)
 
 
 @pytest.fixture
@@ -82,6 +87,43 @@ def test_it_is_told_with_what_to_do_and_merged_once(
     aggregator.beat(stopped=True)
     ctl.cli.main(["status"])
     assert "group g" not in capsys.readouterr().out
+
+
+def test_a_model_that_is_too_large_itself_is_not_laid_at_an_honest_door_alone(store: Store) -> None:
+    """An upload of round 2 just fits, and is published; who is far from that is right."""
+    make_group(store, "abc", rule="fedavgm", options={"lr": 3.0}, quorum=1, deadline=3600.0)
+    aggregator = Aggregator(store)
+    for episode, first in ((1, 1.0), (2, 3.3e38), (3, 1.0)):
+        for job in "abc":
+            upload(store, "g", job, episode, first if job == "c" else 1.0)
+        aggregator.sweep()
+    told = str(aggregator.errors["g"])
+    assert "the model that the round started from may be what is too large; ctl rounds g" in told
+    federation.edit_group(store, "g", rule="median", options={})
+    while aggregator.sweep():
+        pass
+    assert aggregator.errors == {}
+    assert float(model(store, 4)["q_net_state_dict"]["0.weight"][0, 0]) == 1.0
+
+
+FIRST_PLAN = Plan("g", 1, "fedavg", tuple(Contributor(j, 1, 1.0, "1" * 64, FILES) for j in "abc"))
+
+
+@pytest.mark.parametrize(
+    ("plan", "base", "quorum"),
+    [
+        (FIRST_PLAN, False, True),
+        (replace(FIRST_PLAN, base="b" * 64), True, True),
+        (replace(FIRST_PLAN, rule="krum", options={"f": 0}), False, False),
+        (replace(FIRST_PLAN, contributors=FIRST_PLAN.contributors[:1]), False, False),
+    ],
+    ids=["a first round", "a later one", "Krum of three", "one alone"],
+)
+def test_only_what_may_help_is_said(plan: Plan, base: bool, quorum: bool) -> None:
+    error = OutOfRange("it is too large: a is the farthest", farthest="a")
+    told = str(closing.without_anybody(error, plan))
+    assert ("the model that the round started from" in told) == base
+    assert ("quorum" in told) == quorum and "ctl rounds g --rule NAME" in told
 
 
 def test_other_groups_go_on(store: Store) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from fedavg import strategies
 from fedavg.agreement import Unmergeable
 from fedavg.checkpoint import DamagedCheckpoint, open_checkpoint
+from fedavg.engine.faults import OutOfRange
 from fedavg.engine.statefile import open_state, state_key
 from fedavg.formats import keys, safetensor
 from fedavg.merging import Contribution, merge
@@ -110,6 +111,32 @@ def test_what_is_no_state_is_refused(tmp_path: Path) -> None:
     for name in ("model.pt", "empty", "cut"):
         with pytest.raises(DamagedCheckpoint, match=name):
             open_state(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
+def test_a_state_that_is_negative_where_squares_are_kept_is_the_states_fault(
+    site: Site, name: str
+) -> None:
+    tree = {"a/b": torch.zeros(5), "w": torch.ones(3)}
+    state = site.merge(tree, name)
+    state["v/a/b"][3] = -4.0
+    assert site.last is not None
+    save_file(state, site.last, metadata={"rule": name})
+    words = rf"^v/a/b in {site.last} is negative \(element 3 is -4\), which no state of {name} is"
+    with pytest.raises(Unmergeable, match=words) as caught:
+        site.merge(tree, name)
+    assert caught.value.participant is None and not isinstance(caught.value, OutOfRange)
+
+
+def test_what_is_kept_of_steps_may_be_negative(site: Site) -> None:
+    """So where a step leaves the range, that is a participant's."""
+    tree = {"w": torch.full((2,), 3e38)}
+    state = site.merge(tree, "fedavgm")
+    state["v/w"] = torch.tensor([3.4e38, -1.0])
+    assert site.last is not None
+    save_file(state, site.last, metadata={"rule": "fedavgm"})
+    with pytest.raises(OutOfRange, match="a is the farthest"):
+        site.merge(tree, "fedavgm")
 
 
 def test_a_group_goes_on_with_odd_keys_and_when_more_keys_go_by_the_rule(store: Store) -> None:

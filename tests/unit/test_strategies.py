@@ -7,6 +7,7 @@ and not from the code.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
@@ -26,6 +27,7 @@ from fedavg.strategies import RULES, rule
 from fedavg.weighting import weights_of
 from fsworker.errors import UsageError
 from fsworker.protocol.records import rules
+from fsworker.protocol.records.round import Group, terms_problem
 
 pytestmark = pytest.mark.unit
 
@@ -398,12 +400,33 @@ def test_a_wrong_parameter_is_named(name: str, params: Any, says: str) -> None:
         ("krum", {"f": 2}, 6, "against 2 hostile participants needs 7 of them, here are 6"),
         ("krum", {}, 2, "needs 3 of them, here are 2"),
         ("multi-krum", {"m": 9}, 8, "the 9 best of only 8"),
+        ("krum", {"f": 1e308}, 4, r"against 1e\+308 hostile participants needs 2f \+ 3 of them"),
         ("trimmed-mean", {"beta": 0.4999999999}, 10, "leaves nothing of 10"),
+        ("trimmed-mean", {"beta": 0.4999999999999999}, 2, "0.4999999999999999 at each end leaves"),
     ],
 )
 def test_too_few_participants_are_refused(name: str, params: Any, count: int, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         rule(name, params).check(count)
+    wrong = terms_problem(Group("g", count, rule=name, options=params, quorum=1))
+    assert wrong is not None and re.search(
+        f"^field 'rule' does not fit the group's size.*{says}", wrong
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "count"),
+    [
+        ("krum", {"f": 2}, 7),
+        ("krum", {}, 3),
+        ("multi-krum", {"m": 8}, 8),
+        ("trimmed-mean", {"beta": 0.4999999999}, 9),
+        ("median", {}, 1),
+    ],
+)
+def test_as_many_as_a_rule_needs_are_enough(name: str, params: Any, count: int) -> None:
+    rule(name, params).check(count)
+    assert terms_problem(Group("g", count, rule=name, options=params)) is None
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import tempfile
 from dataclasses import replace
@@ -183,6 +184,50 @@ def test_a_record_of_what_was_retired_that_cannot_be_read_stops_no_round(
     assert len(said) == 1 and store.path(path) in said[0]
     # What is garbled tells nobody anything; what could not be read may say more than is known.
     assert GroupEye(store, "g").retired() == (4 if garbled else 9)
+
+
+# -- what a model is called
+
+
+def named(store: Store, name: str) -> list[str]:
+    """Publish a round whose first upload has this name: what is in its folder beside the record."""
+    make_group(store, "ab")
+    upload(store, "g", "a", 1, 1.0, name=name)
+    upload(store, "g", "b", 1, 2.0)
+    assert GroupKeeper(store, "g").step().merged
+    return sorted(set(os.listdir(store.path(groups.global_dir("g", 2)))) - {groups.MERGE_FILE})
+
+
+@pytest.mark.parametrize(
+    ("upload_name", "model_name"),
+    [
+        ("checkpoint.pth", "global_weights.pth"),
+        ("mine.step-1000", "global_weights.step-1000"),
+        ("checkpoint", "global_weights"),
+        ("checkpoint." + "x" * 40, "global_weights." + "x" * 40),
+        ("checkpoint." + "x" * 41, "global_weights"),
+        ("checkpoint." + "x" * 244, "global_weights"),
+        ("checkpoint." + "\N{GREEK SMALL LETTER ALPHA}" * 122, "global_weights"),
+        ("checkpoint.a b", "global_weights"),
+    ],
+)
+def test_a_model_takes_over_an_ending_and_nothing_that_is_none(
+    store: Store, upload_name: str, model_name: str
+) -> None:
+    assert named(store, upload_name) == [model_name]
+    assert found(store, recompute=True) == ["recomputed"]
+    upload(store, "g", "a", 2, 3.0)
+    upload(store, "g", "b", 2, 4.0)
+    assert GroupKeeper(store, "g").step().merged, "the next round starts from it"
+
+
+def test_a_model_that_an_older_version_called_otherwise_is_recomputed_under_its_name(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(publishing, "_ENDING", re.compile(".*"))
+        assert named(store, "checkpoint.a b") == ["global_weights.a b"]
+    assert found(store, recompute=True) == ["recomputed"]
 
 
 # -- what cannot be told

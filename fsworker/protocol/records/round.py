@@ -13,7 +13,7 @@ from typing import Any
 
 from fsworker.errors import FormatError
 from fsworker.protocol.records.artifact import FileDigest, check_files, tree_digest
-from fsworker.protocol.records.rules import keys_problem, rule_problem
+from fsworker.protocol.records.rules import count_problem, keys_problem, rule_problem
 from fsworker.protocol.records.run import _Record
 
 REJECT, DELTA = "reject", "delta"
@@ -85,9 +85,13 @@ class Group(_Record):
 def terms_problem(group: Group) -> str | None:
     """What no aggregator can do of what a group asks for, by field; None when all is well.
 
-    Apart from `Group.problem`, since a newer version may have rules that this one has not.
+    Apart from `Group.problem`, since a newer version may have rules that this one has not, and an
+    older one took a rule that no round of the group's size can be closed by.
     """
-    return rule_problem(group.rule, group.options) or keys_problem(group.keys, group.lora)
+    wrong = rule_problem(group.rule, group.options) or keys_problem(group.keys, group.lora)
+    if wrong is None and (why := count_problem(group.rule, group.options, group.size)) is not None:
+        wrong = f"field 'rule' does not fit the group's size: {why}; take another, or other options"
+    return wrong
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,14 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fsworker.errors import spelt
 
 ABOVE_ZERO = math.ulp(0.0)
 BELOW_ONE = math.nextafter(1, 0)
+_LONG = 10**15
+"""From here on a number is told by its magnitude."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,45 @@ def rule_problem(rule: str, options: Mapping[str, object]) -> str | None:
             return f"field 'options': the rule {rule} has no option {name!r:.40}: {has}"
         if (wrong := known[name].problem(value)) is not None:
             return f"field 'options': {name} = {value!r:.40} of the rule {rule} {wrong}"
+    return None
+
+
+def tolerated(count: int, options: Mapping[str, Any]) -> int:
+    """How many hostile ones of `count` Krum bears: its `f`, or the most that there may be."""
+    given = options.get("f")
+    return max(0, (count - 3) // 2) if given is None else int(given)
+
+
+def trimmed(count: int, beta: float) -> int:
+    """⌊β · count⌋, where 0.29 of 100 is 29 though the product of floats is below it."""
+    return math.floor(beta * count + 1e-9)
+
+
+def count_problem(rule: str, options: Mapping[str, Any], count: int) -> str | None:
+    """Why a rule cannot be applied to `count` participants; None when it can.
+
+    None too where it can be applied to nobody: that is told by `rule_problem`.
+    """
+    if rule_problem(rule, options) is not None:
+        return None
+    if rule in ("krum", "multi-krum"):
+        return _krum_problem(options, count)
+    if rule == "trimmed-mean":
+        beta = options.get("beta", RULES[rule]["beta"].default)
+        if 2 * trimmed(count, beta) >= count:
+            return f"trimming {beta} at each end leaves nothing of {count} participants"
+    return None
+
+
+def _krum_problem(options: Mapping[str, Any], count: int) -> str | None:
+    """n ≥ 2f + 3, and for Multi-Krum m ≤ n."""
+    f, m = tolerated(count, options), options.get("m")
+    if count < 2 * f + 3:
+        hostile, needed = (str(f), str(2 * f + 3)) if f < _LONG else (f"{f:g}", "2f + 3")
+        words = f"krum against {hostile} hostile participants needs {needed} of them"
+        return f"{words}, here are {count}"
+    if m is not None and m > count:
+        return f"multi-krum is to merge the {m:g} best of only {count} participants"
     return None
 
 
