@@ -413,3 +413,17 @@ def test_removing_follows_no_link(store: Store, tmp_path: Path) -> None:
     assert fsfolders.remove_tree(store, "x", first="f")
     assert (precious / "data").exists() and store.scan("") == []
     assert fsfolders.remove_tree(store, "x")
+
+
+def test_rewards_are_numbers_or_nothing() -> None:
+    done = Done("j", 1, INC, 1, (FileDigest("w", 1, "0" * 64),), rewards=(0.5, 1.0))
+
+    def read(text: str) -> tuple[float | None, ...]:
+        data = done.to_json().replace(b"[0.5, 1.0]", text.encode())
+        return Done.from_json(data, "done.json").rewards
+
+    assert repr(read("[1, null, 0.25, -3]")) == "(1.0, None, 0.25, -3.0)"
+    assert read("[]") == () and read("[null]") == (None,)
+    for odd in ("1e999", "-1e999", "1" + "0" * 400, "true", '"1"', "[1]"):
+        with pytest.raises(FormatError, match=r"'rewards\[2\]' must be"):
+            read(f"[1, null, {odd}]")

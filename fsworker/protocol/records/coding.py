@@ -104,6 +104,8 @@ def _convert(hint: Any, value: Any, path: str, field: str) -> Any:
             return None
         return _convert(next(a for a in args if a is not type(None)), value, path, field)
     if origin is tuple and isinstance(value, list):
+        if args[0] == float | None and (numbers := _numbers(value)) is not None:
+            return numbers
         return tuple(_convert(args[0], v, path, f"{field}[{i}]") for i, v in enumerate(value))
     if origin is dict and isinstance(value, dict):
         named = ((_written(k, path, field), v) for k, v in value.items())
@@ -114,6 +116,17 @@ def _convert(hint: Any, value: Any, path: str, field: str) -> Any:
         return float(value) if hint is float else _written(value, path, field)
     want = getattr(origin or hint, "__name__", str(hint))
     raise FormatError(f"{path}: field {field!r} must be {want}, not {_kind(value)}", path=path)
+
+
+def _numbers(value: list[Any]) -> tuple[float | None, ...] | None:
+    """Numbers and nulls at once, for there may be millions; None where each has to be looked at."""
+    kinds = set(map(type, value))
+    if not kinds <= {float, int, type(None)}:
+        return None
+    found = [v for v in value if v is not None]
+    if found and max(abs(min(found)), abs(max(found))) > sys.float_info.max:
+        return None
+    return tuple(None if v is None else float(v) for v in value)
 
 
 def _written(value: Any, path: str, field: str) -> Any:
