@@ -3,7 +3,8 @@
 What it computes depends on its inputs alone: contributions are put in the order of their names
 before anything is summed, and the work is cut into the same pieces however many threads there are.
 So the bytes are the same for any arrival order and any number of threads (with one version of torch
-on one kind of CPU). Memory grows with neither the size of a model nor their number.
+on one kind of CPU). Memory grows with neither the size of a model nor their number, but for what is
+known of each tensor.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -9,13 +10,16 @@ import struct
 import subprocess
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
+from fedavg.checkpoint import open_checkpoint
 from fedavg.cli import main
 from fedavg.engine.crew import InOrder, work_off
 from fedavg.fedprox import add_proximal_gradient, proximal_term, snapshot
@@ -66,6 +70,28 @@ def test_memory_grows_with_neither_size_nor_number(
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < bound
+
+
+@pytest.mark.parametrize(("format", "most"), [("safetensors", 1100), ("pt", 900), ("json", 700)])
+def test_what_is_known_of_a_tensor_takes_as_much_as_the_documents_say(
+    tmp_path: Path, format: str, most: int
+) -> None:
+    """In bytes, for each tensor of each file that is open."""
+    path, count = str(tmp_path / f"model.{format}"), 2000
+    tree = {f"model.layers.{i}.weight": torch.ones(2) for i in range(count)}
+    if format == "json":
+        Path(path).write_text(json.dumps({key: [1.0, 2.0] for key in tree}))
+    else:
+        save_file(tree, path) if format == "safetensors" else torch.save(tree, path)
+    open_checkpoint(path).close()  # what is made once
+    tracemalloc.start()
+    try:
+        with open_checkpoint(path) as opened:
+            gc.collect()
+            assert len(opened.entries) == count
+            assert 100 < tracemalloc.get_traced_memory()[0] / count < most
+    finally:
+        tracemalloc.stop()
 
 
 # -- threads
