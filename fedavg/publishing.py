@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -19,7 +18,7 @@ from fedavg.engine.statefile import open_state
 from fedavg.merging import Contribution, Merged, merge
 from fedavg.policy import policy_from
 from fsworker.errors import FormatError
-from fsworker.protocol import artifacts
+from fsworker.protocol import artifacts, layout
 from fsworker.protocol.artifacts import Damaged, FileDigest
 from fsworker.protocol.federation import Global, read_global
 from fsworker.protocol.fsops import Store, storage_error
@@ -29,9 +28,6 @@ from fsworker.protocol.records.artifact import checkpoint_name, tree_digest
 from fsworker.protocol.records.round import Contributor, Merge, Plan, sha256
 
 log = logging.getLogger(__name__)
-
-_ENDING = re.compile(r"\.[A-Za-z0-9_-]{1,40}")
-"""An ending that the model of a round takes over from the uploads."""
 
 Trusted = Callable[[Contributor], bool]
 """Whether this process verified an upload and nothing wrote to it since."""
@@ -121,15 +117,11 @@ def merge_into(
 
 
 def new_name(store: Store, plan: Plan) -> str:
-    """What the model of a round is to be called: its format, and so its ending, is the uploads'.
-
-    An ending that is none is left out: one that just fits behind `checkpoint` would not fit behind
-    the model's longer name, and so nobody could close the round.
-    """
+    """What the model of a round is to be called: its format, and so its ending, is the uploads'."""
     first = plan.contributors[0]
     name = upload_path(store, plan.group, first).rpartition("/")[2]
-    ending = os.path.splitext(name)[1] if any(file.name == name for file in first.files) else ""
-    return groups.WEIGHTS_STEM + (ending if _ENDING.fullmatch(ending) else "")
+    is_file = any(file.name == name for file in first.files)
+    return groups.WEIGHTS_STEM + (layout.ending(name) if is_file else "")
 
 
 def output_name(store: Store, plan: Plan) -> str:

@@ -48,11 +48,10 @@ def _copy_log(store: Store, job: str, commit: Commit) -> None:
 
 
 def _copy_checkpoint(store: Store, job: str, source: str, names: frozenset[str]) -> None:
-    suffix = os.path.splitext(source)[1]
-    target = layout.jobs.job_final(job, suffix)
+    target = layout.jobs.job_final(job, layout.ending(source.rpartition("/")[2]))
     if target.rpartition("/")[2] in names:
         return
-    if suffix or not os.path.isdir(store.path(source)):
+    if not os.path.isdir(store.path(source)):
         _copy(store, source, target)
         return
     prepared = artifacts.prepare(store, target)

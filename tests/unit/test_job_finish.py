@@ -81,6 +81,33 @@ def test_copies_are_made_once_the_token_says_that_they_count(store: Store) -> No
     assert not [n for n in store.scan(layout.jobs.job_dir("j")) if n.startswith(".tmp")]
 
 
+@pytest.mark.parametrize(
+    ("name", "copy"),
+    [
+        ("checkpoint.pt", "checkpoint_final.pt"),
+        ("model", "checkpoint_final"),
+        ("model.step 3 (best)", "checkpoint_final"),
+        ("model." + "x" * 200, "checkpoint_final"),
+    ],
+)
+def test_a_checkpoint_of_any_name_is_copied(store: Store, name: str, copy: str) -> None:
+    store.put(f"{FOLDER}/{name}", b"weights")
+    store.put(f"{FOLDER}/{layout.jobs.RESULT_FILE}", result(SUCCESS, f"{FOLDER}/{name}").to_json())
+    commit(store)
+    assert finish(store, "j") is not None
+    assert store.read(f"{layout.jobs.job_dir('j')}/{copy}") == b"weights"
+
+
+def test_a_folder_with_an_ending_is_copied_too(store: Store) -> None:
+    fsfolders.make_folders(store, f"{FOLDER}/model.shards")
+    store.put(f"{FOLDER}/model.shards/1", b"weights")
+    told = result(SUCCESS, f"{FOLDER}/model.shards")
+    store.put(f"{FOLDER}/{layout.jobs.RESULT_FILE}", told.to_json())
+    commit(store)
+    assert finish(store, "j") == told
+    assert store.read(f"{layout.jobs.job_dir('j')}/checkpoint_final.shards/1") == b"weights"
+
+
 def test_nothing_is_said_of_the_log_of_a_job_that_never_ran(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:

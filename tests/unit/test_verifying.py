@@ -20,7 +20,7 @@ from fsworker.errors import StorageError
 from fsworker.protocol import archive, artifacts, federation
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
-from fsworker.protocol.layout import groups
+from fsworker.protocol.layout import groups, names
 from fsworker.protocol.records.round import Retired, sha256
 from tests.support.roots import make_root
 from tests.support.rounds import make_group, saves, upload
@@ -225,7 +225,7 @@ def test_a_model_that_an_older_version_called_otherwise_is_recomputed_under_its_
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
-        older.setattr(publishing, "_ENDING", re.compile(".*"))
+        older.setattr(names, "_ENDING", re.compile(".*"))
         assert named(store, "checkpoint.a b") == ["global_weights.a b"]
     assert found(store, recompute=True) == ["recomputed"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Callable
@@ -33,6 +34,16 @@ DOTTED = r"(?:[A-Za-z0-9_.-]|%[0-9A-F]{2})+"
 
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
 _ENCODED = re.compile(DOTTED)
+_ENDING = re.compile(r"\.[A-Za-z0-9_-]{1,40}")
+
+
+def ending(name: str) -> str:
+    """The ending of a file's name, with its dot, that another name may take over; else empty.
+
+    One that just fits behind a short name need not fit behind a longer one.
+    """
+    found = os.path.splitext(name)[1]
+    return found if _ENDING.fullmatch(found) else ""
 
 
 def encode(name: str, *, dots: bool = False) -> str:
