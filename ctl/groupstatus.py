@@ -15,7 +15,7 @@ from ctl import beats, render
 from fsworker.errors import FormatError, StorageError
 from fsworker.protocol import aggregators, federation, rounds
 from fsworker.protocol.aggregators import Sign
-from fsworker.protocol.fsops import Store
+from fsworker.protocol.fsops import Store, storage_error
 from fsworker.protocol.groupview import GroupEye, View
 from fsworker.protocol.layout import groups
 from fsworker.protocol.records.round import (
@@ -209,19 +209,32 @@ def aggregator(store: Store) -> Aggregator:
     return Aggregator(signs[0] if signs else None)
 
 
-def look(store: Store, group: str, beat: AggregatorBeat | None, last: int) -> GroupStatus:
+def look(store: Store, group: str, who: Aggregator, last: int) -> GroupStatus:
     """One group, with its `last` closed rounds. NotRunning when there is none."""
     eye = GroupEye(store, group)
     view = eye.look()
     now = beats.server_now(store) if view.uploads else 0.0
     decision = rounds.decide(view.observation(now))
-    report = beat.groups.get(group) if beat is not None else None
+    report = _report(store, group, who.sign)
     newest = view.round if view.plan is not None else view.round - 1
     closed = [_closed(eye, number) for number in range(newest, max(0, newest - last), -1)]
     wrong = None if view.finished else terms_problem(view.group)
     if wrong is not None:
         wrong = f"{store.path(groups.group_file(group))}: {wrong}"
     return GroupStatus(view, decision, report, [c for c in closed if c is not None], wrong)
+
+
+def _report(store: Store, group: str, sign: Sign | None) -> GroupReport | None:
+    """What an aggregator said of a group; None when the group's terms were changed since."""
+    report = sign.beat.groups.get(group) if sign is not None else None
+    if report is None or sign is None:
+        return None
+    path = groups.group_file(group)
+    try:
+        changed = store.read_with_mtime(path, federation.RECORD_LIMIT)[1]
+    except OSError as error:
+        raise storage_error(error, "read", store.path(path)) from None
+    return report if changed <= sign.at else None
 
 
 def _closed(eye: GroupEye, number: int) -> Closed | None:

@@ -85,7 +85,7 @@ def _rounds(
     found, broken = [], {}
     for name in names or federation.all_groups(run.store):
         try:
-            found.append(groupstatus.look(run.store, name, who.beat, last))
+            found.append(groupstatus.look(run.store, name, who, last))
         except FleetError as error:
             if names:
                 raise

@@ -30,11 +30,15 @@ slow, whose next beat would be removed instead."""
 
 @dataclass(frozen=True)
 class Sign:
-    """The last beat of one aggregator, the file that it is in, and its `age` in seconds."""
+    """The last beat of one aggregator, the file that it is in, and its `age` in seconds.
+
+    `at` is when it beat, by the file server's clock (epoch seconds).
+    """
 
     file: str
     beat: AggregatorBeat
     age: float
+    at: float = 0.0
 
     @property
     def left(self) -> float:
@@ -105,4 +109,4 @@ def _read(store: Store, file: str, clock: Callable[[], float]) -> Sign | None:
         return None
     except OSError as error:
         raise storage_error(error, "read", path) from None
-    return Sign(file, AggregatorBeat.from_json(data, path), max(0.0, now - changed))
+    return Sign(file, AggregatorBeat.from_json(data, path), max(0.0, now - changed), changed)

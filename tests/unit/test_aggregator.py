@@ -414,7 +414,7 @@ def test_the_records_of_old_rounds_are_put_together(
         most = max(most, len(store.scan(rounds)) if not killed else 0)
     assert sorted(store.scan(f"{folder}/archive")) == ["0001.json", "0004.json", "0007.json"]
     assert (len(store.scan(rounds)), len(store.scan(models)), most) == (3, 3, 5)
-    closed = groupstatus.look(store, "g", None, 12).closed
+    closed = groupstatus.look(store, "g", groupstatus.Aggregator(), 12).closed
     assert [one.plan.round for one in closed] == [*range(12, 0, -1)]
     ghost = f"{rounds}/0002"  # of an aggregator that slept for weeks
     fsfolders.make_folders(store, ghost)

@@ -25,18 +25,9 @@ from fsworker.protocol.artifacts import Damaged
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import groups
 from fsworker.protocol.records.round import Group, GroupReport
-from tests.support.roots import make_root
 from tests.support.rounds import counted, killed_between_plan_and_model, make_group, upload
 
 pytestmark = pytest.mark.unit
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    root = make_root(tmp_path / "root")
-    monkeypatch.setenv("FLEET_ROOT", str(root))
-    monkeypatch.setenv("FLEET_WORKSPACE", str(tmp_path / "ws"))
-    return Store(root)
 
 
 @pytest.fixture

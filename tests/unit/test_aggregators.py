@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,19 +21,11 @@ from fsworker.protocol.aggregators import Sign
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.layout import groups
 from fsworker.protocol.records.round import AggregatorBeat, GroupReport
-from tests.support.roots import make_root
 from tests.support.rounds import make_group, upload
 
 pytestmark = pytest.mark.unit
 
 NOW = 1e9
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    root = make_root(tmp_path / "root")
-    monkeypatch.setenv("FLEET_ROOT", str(root))
-    return Store(root)
 
 
 def beat_of(pid: int, state: str = "waiting", *, stopped: bool = False) -> AggregatorBeat:

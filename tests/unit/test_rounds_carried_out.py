@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from fsworker.protocol import federation, fsfolders, rounds
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
-from tests.support.roots import make_root
 from tests.support.rounds import (
     alter,
     counted,
@@ -36,13 +34,6 @@ from tests.support.rounds import (
 )
 
 pytestmark = pytest.mark.unit
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    root = make_root(tmp_path / "root")
-    monkeypatch.setenv("FLEET_ROOT", str(root))
-    return Store(root)
 
 
 def prepared(store: Store) -> list[str]:

@@ -13,7 +13,6 @@ from fsworker.protocol import federation
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
-from tests.support.roots import make_root
 from tests.support.rounds import (
     Save,
     alter,
@@ -27,13 +26,6 @@ from tests.support.rounds import (
 )
 
 pytestmark = pytest.mark.unit
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    root = make_root(tmp_path / "root")
-    monkeypatch.setenv("FLEET_ROOT", str(root))
-    return Store(root)
 
 
 def filled(value: float, dtype: torch.dtype = torch.float64) -> Save:

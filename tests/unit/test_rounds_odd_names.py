@@ -22,21 +22,12 @@ from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
 from fsworker.protocol.records.round import AggregatorBeat, Group
-from tests.support.roots import make_root
 from tests.support.rounds import make_group, upload
 
 pytestmark = pytest.mark.unit
 
 LONE = "%ED%A0%80"
 """A lone surrogate as an encoded name would have it."""
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    root = make_root(tmp_path / "root")
-    monkeypatch.setenv("FLEET_ROOT", str(root))
-    monkeypatch.setenv("FLEET_WORKSPACE", str(tmp_path / "ws"))
-    return Store(root)
 
 
 @pytest.fixture

@@ -17,17 +17,9 @@ from fsworker.protocol import federation
 from fsworker.protocol.fsops import Store
 from fsworker.protocol.groupview import GroupEye
 from fsworker.protocol.layout import groups
-from tests.support.roots import make_root
 from tests.support.rounds import counted, keep, make_group, refusals, swept, upload
 
 pytestmark = pytest.mark.unit
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    root = make_root(tmp_path / "root")
-    monkeypatch.setenv("FLEET_ROOT", str(root))
-    return Store(root)
 
 
 def place(store: Store, job: str, episode: int = 1) -> Path:
