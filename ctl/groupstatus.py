@@ -225,7 +225,7 @@ def look(store: Store, group: str, who: Aggregator, last: int) -> GroupStatus:
 
 
 def _report(store: Store, group: str, sign: Sign | None) -> GroupReport | None:
-    """What an aggregator said of a group; None when the group's terms were changed since."""
+    """What an aggregator said of a group; None when its terms may have been changed since."""
     report = sign.beat.groups.get(group) if sign is not None else None
     if report is None or sign is None:
         return None
@@ -234,7 +234,7 @@ def _report(store: Store, group: str, sign: Sign | None) -> GroupReport | None:
         changed = store.read_with_mtime(path, federation.RECORD_LIMIT)[1]
     except OSError as error:
         raise storage_error(error, "read", store.path(path)) from None
-    return report if changed <= sign.at else None
+    return report if changed < sign.at else None
 
 
 def _closed(eye: GroupEye, number: int) -> Closed | None:
