@@ -30,7 +30,9 @@ def main() -> int:
     action, _, argument = actions[min(before, len(actions) - 1)].partition(":")
     term_read, term_write = os.pipe()
     deaf = action == "deaf"
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else lambda *_: os.write(term_write, b"T"))
+    os.set_blocking(term_write, False)
+    signal.set_wakeup_fd(term_write)  # a handler would not run until `select` is over
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else lambda *_: None)
     lock = None if "FLEET_LIFE_FD" in os.environ else live_without_wrapper()
     helpers = leave_strays() if action == "strays" else []
     fds = {int(n): os.readlink(f"/proc/self/fd/{n}") for n in ("0", "1", "2")}
