@@ -210,9 +210,8 @@ class GroupKeeper:
             again = admission.outdated(seen.problem, view.group)
             upload = self._judge.judged(view, seen) if seen.counts or again else seen
             problem = upload.problem
-            if upload.unreadable:  # which the decision tells
-                pass
-            elif (problem is not None and upload.job not in known) or again:
+            new = (problem is not None and upload.job not in known) or again
+            if new and not upload.unreadable:  # that is told by the decision
                 if self.eye.plan(view.round) is not None:
                     raise _Outrun
                 if problem is not None:
