@@ -541,19 +541,34 @@ def at_terminal(argv: list[str], env: dict[str, str], prompt: bytes, answer: byt
     return code
 
 
-def test_an_agent_serves_and_a_mute_one_is_bounded(rig, opened, tmp_path, monkeypatch):
-    sock = str(tmp_path / "agent")
+@contextmanager
+def ssh_agent(sock: str) -> Iterator[Callable[[Path], None]]:
+    """An agent at `sock`; gives what adds a key to it."""
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", sock], stdout=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: os.path.exists(sock), what="the agent")
+
+    def answers() -> bool:  # its socket is there before it listens
+        with closing(socket.socket(socket.AF_UNIX)) as client:
+            return client.connect_ex(sock) == 0
+
+    def add(key: Path) -> None:
         env = {**os.environ, "SSH_AUTH_SOCK": sock}
-        subprocess.run(["ssh-add", "-q", str(rig.client_key)], check=True, env=env)
-        hidden = rig.client_key.rename(tmp_path / "hidden")
-        rig.add("n1", client=[f"IdentityAgent {sock}"])
-        assert opened().probe("n1", "/r").boot_id == "b"
+        subprocess.run(["ssh-add", "-q", str(key)], check=True, env=env)
+
+    try:
+        wait_until(answers, what="the agent")
+        yield add
     finally:
         agent.kill()
         agent.wait()
+
+
+def test_an_agent_serves_and_a_mute_one_is_bounded(rig, opened, tmp_path, monkeypatch):
+    sock = str(tmp_path / "agent")
+    with ssh_agent(sock) as add:
+        add(rig.client_key)
+        hidden = rig.client_key.rename(tmp_path / "hidden")
+        rig.add("n1", client=[f"IdentityAgent {sock}"])
+        assert opened().probe("n1", "/r").boot_id == "b"
     mute = str(tmp_path / "mute")
     with closing(socket.socket(socket.AF_UNIX)) as server:
         server.bind(mute)
@@ -568,18 +583,11 @@ def test_an_agent_serves_and_a_mute_one_is_bounded(rig, opened, tmp_path, monkey
 
 def test_a_key_that_is_named_is_reached_before_all_that_an_agent_holds(rig, opened, tmp_path):
     sock = str(tmp_path / "agent")
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", sock], stdout=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: os.path.exists(sock), what="the agent")
+    with ssh_agent(sock) as add:
         for number in range(7):  # one more than a server hears out
-            key = hosts.make_key(tmp_path / f"key{number}")
-            env = {**os.environ, "SSH_AUTH_SOCK": sock}
-            subprocess.run(["ssh-add", "-q", str(key)], check=True, env=env)
+            add(hosts.make_key(tmp_path / f"key{number}"))
         rig.add("n1", client=[f"IdentityAgent {sock}", "IdentitiesOnly no"])
         assert opened().probe("n1", "/r").boot_id == "b"
-    finally:
-        agent.kill()
-        agent.wait()
 
 
 # --- names (C07) and keys
