@@ -26,6 +26,7 @@ def command(group: str, root: str | None) -> int:
     """
     from fedavg import closing  # lazily: this imports torch
     from fedavg.aggregator import leadership
+    from fedavg.formats.errors import shown
     from fedavg.roots import open_root
 
     store = open_root(root)
@@ -34,7 +35,7 @@ def command(group: str, root: str | None) -> int:
             _refuse_beside_another(store)
         number = _closed_round(store, group)
         kept = closing.reopen(store, group, number)
-    print(f"round {number} of {group} is open again; its plan is kept as {kept}")
+    print(shown(f"round {number} of {group} is open again; its plan is kept as {kept}"))
     return 0
 
 

@@ -111,7 +111,7 @@ class Decision:
 
 def decide(seen: Observation) -> Decision:
     """Whether the round closes, with whom, and who is missing or refused."""
-    uploads = [u for u in _one_each(seen) if not u.unreadable]
+    uploads = _one_each(seen)
     counted = [u for u in uploads if u.counts]
     refused = {u.job: u.problem for u in uploads if u.problem is not None}
     present = {u.job for u in uploads}
@@ -185,10 +185,11 @@ def _one_each(seen: Observation) -> list[Upload]:
 
     Late ones are in only where the group applies them, and only if they count: what is wrong with
     one says nothing about its job's part in the open round. Who is no member counts, by name, as
-    long as places are free.
+    long as places are free. What cannot be read is as if it were not there, and takes no place.
     """
     best: dict[str, Upload] = {}
-    for upload in sorted(seen.uploads, key=lambda u: (u.job, u.counts, u.episode)):
+    there = (u for u in seen.uploads if not u.unreadable)
+    for upload in sorted(there, key=lambda u: (u.job, u.counts, u.episode)):
         late = upload.episode < seen.round
         applied = upload.counts and seen.group.late == DELTA
         if upload.episode <= seen.round and (not late or applied):

@@ -107,6 +107,16 @@ def test_who_is_none_of_the_group_and_cannot_be_read_stops_nobody(
     assert swept(store).errors == {} and counted(store, 1) == [("a", 1), ("b", 1)]
 
 
+def test_what_cannot_be_read_takes_no_place_from_who_can(
+    store: Store, forbidden: Callable[[str], None]
+) -> None:
+    make_group(store, size=2)  # nobody has joined: places are given by name
+    forbidden(f"{groups.upload_dir('g', 1, 'a')}/done.json")
+    for job in "abc":
+        upload(store, "g", job, 1, 1.0)
+    assert swept(store).errors == {} and counted(store, 1) == [("b", 1), ("c", 1)]
+
+
 @pytest.mark.parametrize("late", ["reject", "delta"])
 def test_what_cannot_be_read_of_an_old_round_stops_no_new_one(
     store: Store, forbidden: Callable[[str], None], late: str
